@@ -1,0 +1,53 @@
+# make serve   set everything up, serve the demo model on http://127.0.0.1:8000
+# make test    set everything up, run the tests
+# make lint    ruff and mypy
+#
+# make serve PORT=8123 MODEL=Qwen/Qwen3-0.6B ARGS='--page-size 32' passes on.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PORT   ?= 8000
+HOST   ?= 127.0.0.1
+MODEL  ?=
+ARGS   ?=
+TESTS  ?=
+
+.PHONY: serve test lint format setup clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '1,5s/^# \{0,1\}//p' Makefile
+
+serve: $(VENV)/.serve
+	@exec $(BIN)/radixserve serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+setup: $(VENV)/.dev
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "radixserve needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing radixserve and what it needs (once)"
+	@$(BIN)/python -m pip install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	@echo "Installing the tools for development (once)"
+	@$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,244 @@
+"""The only way to touch the cache: a hold on the pages of one sequence."""
+
+from __future__ import annotations
+
+from array import array
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from radixserve.cache.errors import CacheError
+from radixserve.cache.pages import PageCopy
+from radixserve.cache.tree import Node, Tokens
+from radixserve.tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from radixserve.cache.prefix_cache import PrefixCache
+
+
+class Lease:
+    """The pages of one sequence, from its first token to its last.
+
+    ::
+
+        tokens  0 ......... reused ........ published ......... computed .... reserved
+        pages   [ tree, pinned by the lease ][ tree, mine too   ][ private: the open block ]
+
+    The lease is anchored at the end of one node, at ``published`` tokens. ``tokens`` is borrowed:
+    the owner of the sequence appends to it, the lease only reads. ``pages`` is the page row of the
+    sequence, one id a block, as int32.
+    """
+
+    __slots__ = (
+        "_cache",
+        "_copies",
+        "anchor",
+        "computed",
+        "pages",
+        "published",
+        "released",
+        "reused",
+        "tokens",
+    )
+
+    def __init__(self, cache: PrefixCache, tokens: Tokens, anchor: Node):
+        self._cache = cache
+        self._copies: list[tuple[PageCopy, Node | None]] = []
+        self.tokens = tokens
+        self.anchor = anchor
+        self.pages: array[int] = array("i")
+        self.reused = 0
+        """Tokens that were in the cache when the lease was made, copied ones included."""
+        self.published = 0
+        """Tokens of whole blocks that stand in the tree; a multiple of the page size."""
+        self.computed = 0
+        self.released = False
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing of this sequence can be published: no cache, or purged meanwhile."""
+        return not self._cache.enabled or not self.anchor.attached
+
+    def extend(self, count: int) -> bool:
+        """Get pages for ``count`` tokens after the computed ones, evicting as needed.
+
+        All or nothing: False means that not enough pages are free or cold, and nothing changed.
+        An open block that a fork shares is exchanged for a copy, since it is about to be written.
+        O(pages taken + evictions).
+        """
+        self._demand_live()
+        size = self._cache.page_size
+        missing = max(0, -(-(self.computed + count) // size) - len(self.pages))
+        open_block = self.computed // size
+        filled = self.computed % size
+        shared = filled > 0 and count > 0 and self._cache.pool.holders(self.pages[open_block]) > 1
+        if not missing and not shared:
+            return True
+        taken = self._cache.take(missing + shared)
+        if taken is None:
+            return False
+        if shared:
+            page = taken.pop()
+            # The shared page is held until the copy has run, whatever its other holders do.
+            self.add_copy(PageCopy(self.pages[open_block], page, filled), None)
+            self.pages[open_block] = page
+        self.pages.extend(taken)
+        return True
+
+    @property
+    def copies(self) -> list[PageCopy]:
+        """The copies that must run before anything of this sequence is computed. O(copies)."""
+        return [copy for copy, _ in self._copies]
+
+    @property
+    def copy_sources(self) -> list[tuple[PageCopy, Node | None]]:
+        """The same, each with the node that is pinned for it (None: its page is held instead)."""
+        return list(self._copies)
+
+    def add_copy(self, copy: PageCopy, source: Node | None) -> None:
+        """Ask for a copy; ``source`` is pinned (or its page is held) until ``copied``. O(1)."""
+        self._copies.append((copy, source))
+
+    def copied(self) -> None:
+        """The copies have run: their sources need no protection any more. O(copies)."""
+        copies, self._copies = self._copies, []
+        for copy, source in copies:
+            if source is None:
+                self._cache.pool.give_back([copy.source])
+            else:
+                self._cache.unpin(source)
+
+    def forgo_copy(self) -> bool:
+        """Do without the copied part of a block, whose source takes a page as long as it is
+        pinned: its tokens are to be computed instead. Says whether there was one. O(1)."""
+        if not self._copies or self._copies[-1][1] is None:
+            return False
+        copy, source = self._copies.pop()
+        assert source is not None
+        self.computed -= copy.tokens
+        self.reused -= copy.tokens
+        self._cache.unpin(source)
+        return True
+
+    def publish(self, computed: int) -> None:
+        """The KV of the first ``computed`` tokens exists: put its whole blocks into the tree.
+
+        Where another sequence put the same block there first, the lease adopts that block's page
+        and gives its own back. O(new blocks + edges · log children).
+
+        Raises:
+            CacheError: fewer tokens than before, or more than there are pages or tokens for, or
+                copies of this lease have not run yet.
+        """
+        self._demand_live()
+        if self._copies:
+            raise CacheError("a lease publishes before its copies have run")
+        size = self._cache.page_size
+        room = min(len(self.pages) * size, len(self.tokens) // TOKEN_BYTES)
+        if not self.computed <= computed <= room:
+            raise CacheError(f"{computed} tokens computed, {self.computed} before, room for {room}")
+        self.computed = computed
+        end = computed - computed % size
+        while self.published < end and not self.private:
+            self._publish_to(end)
+
+    def fork(self, tokens: Tokens) -> Lease:
+        """A second lease on the computed part of this sequence; ``tokens`` begins with it.
+
+        The open block is shared until one of the two writes to it. O(pages).
+
+        Raises:
+            CacheError: copies of this lease have not run yet.
+        """
+        self._demand_live()
+        if self._copies:
+            raise CacheError("a lease is forked before its copies have run")
+        cache = self._cache
+        twin = Lease(cache, tokens, self.anchor)
+        cache.tree.pin(self.anchor)
+        twin.computed = twin.reused = self.computed
+        twin.published = self.published
+        twin.pages = self.pages[: -(-self.computed // cache.page_size)]
+        cache.pool.share(twin.pages[self.published // cache.page_size :])
+        cache.leases.add(twin)
+        return twin
+
+    def release(self) -> None:
+        """Let go. The published blocks cool down in the tree; the computed part of the open block
+        stays with them, to be copied from; all else is given back. Idempotent. O(pages)."""
+        if self.released:
+            return
+        self.released = True
+        cache = self._cache
+        private = self.pages[self.published // cache.page_size :]
+        kept = 0 if self._copies else self._keep_open_block(private)
+        self.copied()
+        cache.pool.give_back(private[kept:])
+        cache.leases.discard(self)
+        cache.unpin(self.anchor)
+
+    # Below here: the parts of the above
+
+    def _demand_live(self) -> None:
+        if self.released:
+            raise CacheError("a released lease is used")
+
+    def _publish_to(self, end: int) -> None:
+        """Publish one run of blocks: adopt what stands there already, or append our own."""
+        cache, tree, anchor = self._cache, self._cache.tree, self.anchor
+        at, stop = self.published * TOKEN_BYTES, end * TOKEN_BYTES
+        child = anchor.child(self.tokens[at : at + tree.block])
+        if child is not None:
+            self._adopt(child, at, stop)
+            return
+        key = bytes(self.tokens[at:stop])
+        first = self.published // cache.page_size
+        pages = self.pages[first : end // cache.page_size]
+        cache.drop_open_head(anchor, key)
+        if anchor.pins == 1 and anchor.children is None and anchor.parent is not None:
+            tree.grow(anchor, key, pages, now=cache.now)
+        else:
+            self._move_to(tree.add(anchor, key, pages, now=cache.now))
+        self.published = end
+
+    def _adopt(self, child: Node, at: int, stop: int) -> None:
+        cache, tree = self._cache, self._cache.tree
+        common = tree.common_blocks(child, self.tokens, at, stop)
+        if common < len(child.key):
+            child = tree.split(child, common)
+        first = at // tree.block
+        mine = self.pages[first : first + len(child.pages)]
+        self.pages[first : first + len(child.pages)] = child.pages
+        cache.pool.give_back(mine)
+        self._move_to(child)
+        self.published = child.end
+
+    def _move_to(self, node: Node) -> None:
+        # Pinned before the old anchor is let go, so that nothing in between is ever unpinned.
+        old, self.anchor = self.anchor, node
+        self._cache.tree.pin(node)
+        self._cache.unpin(old)
+
+    def _keep_open_block(self, private: array[int]) -> int:
+        """Leave the open block in the tree if it is of use; returns 1 if it was left, else 0."""
+        cache = self._cache
+        filled = self.computed - self.published
+        if self.private or not 0 < filled < cache.page_size or cache.pool.holders(private[0]) > 1:
+            return 0
+        at = self.published * TOKEN_BYTES
+        key = bytes(self.tokens[at : at + filled * TOKEN_BYTES])
+        if cache.covered(self.anchor, key):
+            return 0
+        cache.drop_open_head(self.anchor, key)
+        cache.tree.add(self.anchor, key, private[:1], now=cache.now)
+        return 1

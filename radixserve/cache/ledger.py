@@ -1,0 +1,162 @@
+"""Proof that every page is in exactly one place and that the tree is what it claims to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from radixserve.cache.errors import CacheError
+from radixserve.cache.pages import SCRATCH_PAGE
+from radixserve.cache.tree import Node, Root, walk
+from radixserve.tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from radixserve.cache.prefix_cache import PrefixCache
+
+
+def check(cache: PrefixCache) -> None:
+    """Free + tree + cut off + private + quarantined == all; pins, order and counters agree.
+
+    Raises:
+        CacheError: with what is wrong, at the first thing found.
+    """
+    attached = [node for root in cache.tree.roots.values() for node in walk(root)]
+    cut_off = _cut_off(cache)
+    _check_pages(cache, attached, cut_off)
+    for node in attached:
+        _check_node(cache, node)
+    _check_roots(cache)
+    _check_pins(cache, [*attached, *cut_off])
+    _check_leases(cache)
+    _check_order(cache, attached)
+    _check_counters(cache, attached, cut_off)
+
+
+def _demand(condition: bool, message: str) -> None:
+    if not condition:
+        raise CacheError(message)
+
+
+def _cut_off(cache: PrefixCache) -> list[Node]:
+    """Nodes that a purge cut off and that leases still hold."""
+    found: dict[int, Node] = {}
+    for lease in cache.leases:
+        sources = [node for _, node in lease.copy_sources if node is not None]
+        for start in [lease.anchor, *sources]:
+            node: Node | None = start
+            while node is not None and not node.attached and id(node) not in found:
+                found[id(node)] = node
+                node = node.parent
+    return list(found.values())
+
+
+def _check_pages(cache: PrefixCache, attached: list[Node], cut_off: list[Node]) -> None:
+    pool = cache.pool
+    held: Counter[int] = Counter()
+    for node in [*attached, *cut_off]:
+        held.update(node.pages)
+    for page, count in held.items():
+        _demand(count == 1, f"page {page} stands {count} times in the tree")
+    for lease in cache.leases:
+        held.update(lease.pages[lease.published // cache.page_size :])
+        held.update(copy.source for copy, node in lease.copy_sources if node is None)
+    idle = pool.idle()
+    resting = Counter(idle)
+    for page in range(SCRATCH_PAGE + 1, pool.num_pages):
+        _demand(
+            held[page] == pool.holders(page),
+            f"page {page} has {held[page]} holders, the pool counts {pool.holders(page)}",
+        )
+        places = resting[page] + (1 if held[page] else 0)
+        _demand(places == 1, f"page {page} is in {places} places")
+    _demand(SCRATCH_PAGE not in held and SCRATCH_PAGE not in resting, "the scratch page is in use")
+    _demand(len(idle) == pool.free + pool.quarantined, "the pool miscounts its idle pages")
+
+
+def _check_node(cache: PrefixCache, node: Node) -> None:
+    tree = cache.tree
+    size = tree.block
+    _demand(node.attached, "a node in the tree says that it was cut off")
+    keys, children = node.keys or [], node.children or []
+    _demand(len(keys) == len(children), "a node's keys and children differ in number")
+    _demand((node.keys is None) == (node.children is None), "a node has keys or children only")
+    _demand(node.children is None or bool(node.children), "an empty list of children is kept")
+    for key, child in zip(keys, children, strict=True):
+        _demand(key is child.key, "a node's key list has lost touch with a child's key")
+        _demand(child.parent is node, "a child names another parent")
+        _demand(child.end == node.end + len(child.key) // TOKEN_BYTES, "a node miscounts its depth")
+        blocks = -(-len(child.key) // size)
+        _demand(bool(child.key) and blocks == len(child.pages), "a node's key and pages differ")
+        if tree.is_open(child):
+            _demand(child.children is None and blocks == 1, "an open leaf is not a leaf")
+    for first, second in pairwise(keys):
+        _demand(first < second, "a node's children are out of order")
+        _demand(first[:size] != second[:size], "two children begin with the same block")
+    if not isinstance(node, Root) and len(children) == 1 and not tree.is_open(children[0]):
+        _demand(
+            node.pins > (1 if children[0].pins else 0), "a chain of single children is not joined"
+        )
+
+
+def _check_roots(cache: PrefixCache) -> None:
+    for namespace, root in cache.tree.roots.items():
+        _demand(root.namespace == namespace, "a root stands under another namespace")
+        _demand(root.children is not None or root.pins > 0, "an empty root is kept")
+        _demand(not root.key and not root.pages and root.parent is None, "a root is not a root")
+
+
+def _check_pins(cache: PrefixCache, nodes: list[Node]) -> None:
+    anchors: Counter[int] = Counter()
+    for lease in cache.leases:
+        anchors[id(lease.anchor)] += 1
+        anchors.update(id(node) for _, node in lease.copy_sources if node is not None)
+    for node in nodes:
+        pinned = sum(1 for child in node.children or () if child.pins)
+        _demand(
+            node.pins == anchors[id(node)] + pinned,
+            f"{node.pins} pins, but {anchors[id(node)]} anchors and {pinned} pinned children",
+        )
+
+
+def _check_leases(cache: PrefixCache) -> None:
+    for lease in cache.leases:
+        _demand(not lease.released, "a released lease is on the books")
+        _demand(lease.published == lease.anchor.end, "a lease is not anchored where it published")
+        _demand(lease.published % cache.page_size == 0, "a lease published a part of a block")
+        row: list[int] = []
+        path = b""
+        node: Node | None = lease.anchor
+        while node is not None:
+            row[:0] = node.pages
+            path = bytes(node.key) + path
+            node = node.parent
+        _demand(list(lease.pages[: len(row)]) == row, "a lease's row differs from its path")
+        _demand(lease.tokens.startswith(path), "a lease's tokens differ from its path")
+        _demand(
+            lease.published <= lease.computed <= len(lease.pages) * cache.page_size,
+            "a lease computed more than it has pages for",
+        )
+
+
+def _check_order(cache: PrefixCache, attached: list[Node]) -> None:
+    order = cache.tree.order
+    expected = {
+        id(node)
+        for node in attached
+        if node.children is None and not node.pins and not isinstance(node, Root)
+    }
+    listed = [id(leaf) for leaf in order.leaves()]
+    _demand(set(listed) == expected, "the eviction order is not the set of unpinned leaves")
+    _demand(len(listed) == len(expected), "a leaf stands twice in the eviction order")
+    _demand(order.sound(), "a leaf stands at the wrong place of the eviction order")
+
+
+def _check_counters(cache: PrefixCache, attached: list[Node], cut_off: list[Node]) -> None:
+    tree = cache.tree
+    pages = sum(len(node.pages) for node in attached)
+    cold = sum(len(node.pages) for node in attached if not node.pins)
+    nodes = len(attached) + len(cut_off)
+    _demand(tree.pages == pages, f"the tree counts {tree.pages} pages and has {pages}")
+    _demand(tree.evictable == cold, f"the tree counts {tree.evictable} cold pages and has {cold}")
+    _demand(tree.nodes == nodes, f"the tree counts {tree.nodes} nodes and has {nodes}")

@@ -1,0 +1,41 @@
+"""What may share KV: the key in front of every prefix, made on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """Everything besides the tokens that decides whether two requests may share KV pages.
+
+    ``key()`` is injective: every field is written with its number and its length, so that no two
+    different combinations give the same bytes.
+    """
+
+    tenant: str | None = None
+    """The authenticated principal; never taken from the request's body."""
+    salt: str | None = None
+    """The client's ``cache_salt``: it can only narrow what is shared."""
+    adapter: str | None = None
+    """Content version of the adapter, not its name."""
+    weights: str | None = None
+    """Epoch of the base weights."""
+    kv_format: str | None = None
+    """Dtype and scales of the KV pages."""
+
+    def key(self) -> bytes:
+        """The namespace as bytes. O(length of the fields)."""
+        parts = []
+        for number, each in enumerate(fields(self)):
+            value: str | None = getattr(self, each.name)
+            if value is not None:
+                # A JSON body may hold a lone surrogate; it is a salt like any other.
+                data = value.encode("utf-8", "surrogatepass")
+                parts.append(bytes([number]) + len(data).to_bytes(4, "big") + data)
+        return b"".join(parts)
+
+
+def client_namespace(salt: str | None) -> bytes:
+    """The namespace of an open server's client that sent ``cache_salt`` (or did not)."""
+    return Namespace(salt=salt).key()

@@ -1,0 +1,407 @@
+"""The radix tree: edges of whole token blocks, each with one page a block.
+
+A node's ``key`` is a mutable buffer that also stands in its parent's sorted list of keys, so that
+growing or trimming a leaf never touches the parent. An *open* leaf holds the computed part of one
+block: it is never matched, only copied from.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from radixserve.cache.errors import CacheError
+from radixserve.cache.eviction import EvictionOrder
+from radixserve.tokens import TOKEN_BYTES
+
+Tokens = bytes | bytearray
+
+
+class Node:
+    """An edge of the tree and the point at its end.
+
+    ``pins = leases anchored here + pinned children``. ``end`` is the depth of its end in tokens.
+    """
+
+    __slots__ = (
+        "attached",
+        "children",
+        "end",
+        "hits",
+        "key",
+        "keys",
+        "last_use",
+        "pages",
+        "parent",
+        "pins",
+        "serial",
+    )
+
+    def __init__(
+        self, key: bytearray, pages: array[int], parent: Node | None, *, end: int, serial: int
+    ):
+        self.key = key
+        self.pages = pages
+        self.parent = parent
+        self.end = end
+        self.serial = serial
+        self.keys: list[bytearray] | None = None
+        """The children's keys in byte order: the very objects that the children hold."""
+        self.children: list[Node] | None = None
+        self.pins = 0
+        self.last_use = 0
+        self.hits = 0
+        self.attached = True
+        """False once a purge has cut it off: nobody can find it any more."""
+
+    def index(self, block: Tokens) -> int:
+        """Where among the children a key that begins with ``block`` stands. O(log children)."""
+        return bisect_left(self.keys, block) if self.keys else 0
+
+    def child(self, block: Tokens) -> Node | None:
+        """The child whose key begins with the whole ``block``. O(log children)."""
+        if not self.keys or self.children is None:
+            return None
+        at = bisect_left(self.keys, block)
+        if at < len(self.keys) and self.keys[at].startswith(block):
+            return self.children[at]
+        return None
+
+
+class Root(Node):
+    """Where a namespace begins: an empty edge above all of its prefixes."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: bytes, *, serial: int):
+        super().__init__(bytearray(), array("i"), None, end=0, serial=serial)
+        self.namespace = namespace
+
+
+class RadixTree:
+    """Nodes, pins and the eviction order; knows nothing of leases or of the page pool."""
+
+    __slots__ = ("_serial", "block", "evictable", "nodes", "order", "page_size", "pages", "roots")
+
+    def __init__(self, page_size: int):
+        self.page_size = page_size
+        self.block = page_size * TOKEN_BYTES
+        """Bytes of one block."""
+        self.roots: dict[bytes, Root] = {}
+        """One a namespace, so that namespaces never meet among one node's neighbours."""
+        self.order = EvictionOrder()
+        self.nodes = 0
+        self.pages = 0
+        """Pages of all attached nodes."""
+        self.evictable = 0
+        """Those of them that are not pinned."""
+        self._serial = 0
+
+    # Finding
+
+    def descend(self, root: Node, tokens: Tokens, stop: int) -> tuple[Node, int, Node | None, int]:
+        """Follow ``tokens[:stop]`` (bytes, whole blocks) from ``root`` as far as it is known.
+
+        Returns ``(node, at, child, common)``: the last node that matched whole, the bytes matched
+        up to its end, and the child of which only the first ``common`` bytes match (or None, 0).
+
+        O(edges · log children + bytes compared).
+        """
+        node, at, block = root, 0, self.block
+        while at < stop:
+            child = node.child(tokens[at : at + block])
+            if child is None:
+                break
+            key = child.key
+            if at + len(key) > stop or not tokens.startswith(key, at):
+                return node, at, child, self.common_blocks(child, tokens, at, stop)
+            node = child
+            at += len(key)
+        return node, at, None, 0
+
+    def nearest(self, node: Node, tokens: Tokens, at: int, stop: int) -> tuple[Node | None, int]:
+        """The child that has the longest head in common with ``tokens[at:stop]``, and its bytes.
+
+        In a sorted list the longest common head is always with a neighbour of the place where the
+        tokens themselves would stand. O(log children + block).
+        """
+        if not node.keys or node.children is None or at >= stop:
+            return None, 0
+        place = bisect_left(node.keys, tokens[at:stop])
+        best, length = None, 0
+        for index in (place - 1, place):
+            if 0 <= index < len(node.keys):
+                common = common_tokens(node.children[index], tokens, at, stop)
+                if common > length:
+                    best, length = node.children[index], common
+        return best, length
+
+    def common_blocks(self, node: Node, tokens: Tokens, at: int, stop: int) -> int:
+        """Bytes of whole blocks that ``node`` has in common with ``tokens[at:stop]``."""
+        common = common_head(node.key, tokens, at, stop)
+        return common - common % self.block
+
+    def is_open(self, node: Node) -> bool:
+        """Whether ``node`` is an open leaf. O(1)."""
+        return len(node.key) < len(node.pages) * self.block
+
+    # Growing
+
+    def root(self, namespace: bytes) -> Root:
+        """The root of ``namespace``, made when it is new. O(1)."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = Root(namespace, serial=self._count())
+            self.roots[namespace] = root
+        return root
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut ``node`` after ``at`` bytes of its key and return the new upper part.
+
+        The old object keeps its end, with its anchors and its place in the eviction order.
+        O(length of the key).
+        """
+        parent = node.parent
+        if parent is None or not 0 < at < len(node.key) or at % self.block:
+            raise CacheError(f"cannot split a node of {len(node.key)} bytes at {at}")
+        blocks = at // self.block
+        end = node.end - (len(node.key) - at) // TOKEN_BYTES
+        upper = self._node(node.key[:at], node.pages[:blocks], parent, end=end)
+        upper.pins = 1 if node.pins else 0
+        upper.last_use = node.last_use
+        upper.hits = node.hits
+        self._replace(parent, node, upper)
+        node.key = node.key[at:]
+        node.pages = node.pages[blocks:]
+        node.parent = upper
+        upper.keys = [node.key]
+        upper.children = [node]
+        return upper
+
+    def add(self, parent: Node, key: Tokens, pages: array[int], *, now: int) -> Node:
+        """Hang a new unpinned leaf below the pinned ``parent``. O(log children + children moved).
+
+        An open leaf that the new key begins with has become useless: the caller drops it first.
+        """
+        leaf = self._node(bytearray(key), pages, parent, end=parent.end + len(key) // TOKEN_BYTES)
+        leaf.last_use = now
+        if parent.keys is None or parent.children is None:
+            parent.keys, parent.children = [], []
+        place = parent.index(key)
+        parent.keys.insert(place, leaf.key)
+        parent.children.insert(place, leaf)
+        self.pages += len(pages)
+        self.evictable += len(pages)
+        self.order.add(leaf)
+        return leaf
+
+    def grow(self, leaf: Node, key: Tokens, pages: array[int], *, now: int) -> None:
+        """Append whole blocks to a pinned leaf. O(blocks), amortised."""
+        leaf.key += key
+        leaf.pages.extend(pages)
+        leaf.end += len(key) // TOKEN_BYTES
+        leaf.last_use = now
+        self.pages += len(pages)
+
+    # Pinning
+
+    def pin(self, node: Node) -> None:
+        """One more reason to keep ``node`` and all above it. O(nodes that were unpinned)."""
+        at: Node | None = node
+        while at is not None:
+            at.pins += 1
+            if at.pins > 1:
+                return
+            if at.attached:
+                self.evictable -= len(at.pages)
+                if at.children is None and at.parent is not None:
+                    self.order.remove(at)
+            at = at.parent
+
+    def unpin(self, node: Node, *, now: int) -> list[int]:
+        """One reason less to keep ``node``, which was in use until ``now``.
+
+        O(nodes that become unpinned), and what joining chains moves.
+
+        Returns the pages of cut-off nodes that nobody keeps any more.
+
+        Raises:
+            CacheError: the node is not pinned; nothing was changed.
+        """
+        if node.pins < 1:
+            raise CacheError("a node is unpinned that is not pinned")
+        # A pinned node is not in the eviction order, so its age may change in place.
+        node.last_use = max(node.last_use, now)
+        freed: list[int] = []
+        at: Node | None = node
+        while at is not None:
+            parent = at.parent
+            at.pins -= 1
+            if at.pins:
+                self._join(at)
+                return freed
+            if not at.attached:
+                freed.extend(at.pages)
+                self._unlink(at)
+            else:
+                self.evictable += len(at.pages)
+                self._settle(at)
+            at = parent
+        return freed
+
+    # Shrinking
+
+    def trim(self, leaf: Node, count: int) -> array[int]:
+        """Take up to ``count`` blocks from the end of an unpinned leaf; the leaf goes when none is
+        left. Returns their pages. O(blocks taken + log leaves)."""
+        self.order.remove(leaf)
+        pages = leaf.pages[-count:] if count < len(leaf.pages) else leaf.pages
+        self.pages -= len(pages)
+        self.evictable -= len(pages)
+        if count < len(leaf.pages):
+            del leaf.pages[-count:]
+            del leaf.key[-count * self.block :]
+            leaf.end -= count * self.page_size
+            self.order.add(leaf)
+        else:
+            self._remove(leaf)
+        return pages
+
+    def detach(self, namespace: bytes) -> tuple[list[int], int]:
+        """Cut a namespace off. What is pinned lives on, unfindable, until its leases end.
+
+        Returns the pages that nobody holds, and how many are still held. O(nodes).
+        """
+        root = self.roots.pop(namespace, None)
+        if root is None:
+            return [], 0
+        freed: list[int] = []
+        held = 0
+        nodes = list(walk(root))
+        for node in nodes:
+            self.pages -= len(node.pages)
+            node.attached = False
+            if node.pins:
+                held += len(node.pages)
+                continue
+            freed.extend(node.pages)
+            self.evictable -= len(node.pages)
+            if node.children is None and node.parent is not None:
+                self.order.remove(node)
+        for node in nodes:
+            if not node.pins:
+                self.nodes -= 1
+                node.parent = None
+            elif node.children is not None:
+                node.children = [child for child in node.children if child.pins] or None
+                node.keys = [child.key for child in node.children] if node.children else None
+        return freed, held
+
+    # Below here: the parts of the above
+
+    def _count(self) -> int:
+        self._serial += 1
+        self.nodes += 1
+        return self._serial
+
+    def _node(self, key: bytearray, pages: array[int], parent: Node, *, end: int) -> Node:
+        return Node(key, pages, parent, end=end, serial=self._count())
+
+    def _settle(self, node: Node) -> None:
+        """Put a node that was just unpinned, or lost a child, where it belongs."""
+        if isinstance(node, Root):
+            if node.children is None and not node.pins:
+                del self.roots[node.namespace]
+                self.nodes -= 1
+        elif node.children is None:
+            if not node.pins:
+                self.order.add(node)
+        else:
+            self._join(node)
+
+    def _join(self, node: Node) -> None:
+        """Make one node of ``node`` and its only child, if no lease needs the seam between them.
+
+        The child survives: it keeps its end, its anchors and its place in the order.
+        """
+        parent, children = node.parent, node.children
+        if parent is None or children is None or len(children) != 1:
+            return
+        child = children[0]
+        if self.is_open(child) or node.pins != (1 if child.pins else 0):
+            return
+        child.key = node.key + child.key
+        child.pages = node.pages + child.pages
+        child.parent = parent
+        child.hits = max(child.hits, node.hits)
+        self._replace(parent, node, child)
+        self.nodes -= 1
+        if child.last_use < node.last_use:
+            in_order = child.children is None and not child.pins and child.attached
+            if in_order:
+                self.order.remove(child)
+            child.last_use = node.last_use
+            if in_order:
+                self.order.add(child)
+
+    def _remove(self, leaf: Node) -> None:
+        """Unlink a leaf; its parent becomes as old as the younger of the two."""
+        parent = leaf.parent
+        if parent is None:
+            raise CacheError("a root is removed like a leaf")
+        self._unlink(leaf)
+        parent.last_use = max(parent.last_use, leaf.last_use)
+        self._settle(parent)
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        self.nodes -= 1
+        if parent is None or parent.keys is None or parent.children is None:
+            return
+        place = self._place(parent, node)
+        del parent.keys[place], parent.children[place]
+        if not parent.children:
+            parent.keys = parent.children = None
+        node.parent = None
+
+    def _replace(self, parent: Node, old: Node, new: Node) -> None:
+        place = self._place(parent, old)
+        assert parent.keys is not None
+        assert parent.children is not None
+        parent.keys[place] = new.key
+        parent.children[place] = new
+
+    def _place(self, parent: Node, child: Node) -> int:
+        place = parent.index(child.key[: self.block])
+        if parent.children is None or parent.children[place] is not child:
+            raise CacheError("a node does not stand where its key says")
+        return place
+
+
+def common_head(key: Tokens, tokens: Tokens, at: int, stop: int) -> int:
+    """Bytes that ``key`` has in common with ``tokens[at:stop]``, by halving. O(bytes compared)."""
+    low, high = 0, min(len(key), stop - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens.startswith(key[low:middle], at + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_tokens(node: Node, tokens: Tokens, at: int, stop: int) -> int:
+    """Bytes of whole tokens that ``node`` has in common with ``tokens[at:stop]``."""
+    common = common_head(node.key, tokens, at, stop)
+    return common - common % TOKEN_BYTES
+
+
+def walk(root: Node) -> Iterator[Node]:
+    """Every node from ``root`` down, parents first, without recursion. O(nodes)."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        if node.children is not None:
+            stack.extend(node.children)

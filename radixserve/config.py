@@ -1,0 +1,93 @@
+"""Every setting of an engine, validated in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from radixserve.errors import ConfigError
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Policy = Literal["fcfs", "priority"]
+
+LARGEST_PAGE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. Sizes are in tokens unless the name says otherwise.
+
+    Raises:
+        ConfigError: a value, or two values together, cannot work; the message says what to change.
+    """
+
+    model: str | None = None
+    """A directory, a GGUF file or a Hugging Face id; None is the demo model."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, if not with the model."""
+    served_model_name: str | None = None
+    """The name that clients use; by default the last part of the model's path or id."""
+    load_format: LoadFormat = "auto"
+    dtype: Dtype = "auto"
+    """auto: bfloat16 where the hardware has it, else float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = 0
+    """Seeds dummy weights, and requests that bring no seed of their own."""
+    chat_template: str | None = None
+    """A Jinja file that replaces the model's own chat template."""
+    threads: int | None = None
+    """CPU threads for the model; None is one a core."""
+
+    max_model_len: int | None = None
+    """Longest prompt plus answer; None is what the model was made for."""
+    page_size: int = 16
+    kv_memory: int | None = None
+    """Bytes for KV pages; None takes ``kv_memory_share`` of the memory that is free."""
+    kv_memory_share: float = 0.3
+    num_pages: int | None = None
+    """Pages, whatever they weigh; overrides ``kv_memory``."""
+    prefix_cache: bool = True
+
+    max_num_seqs: int = 64
+    """Requests that run at once."""
+    max_num_batched_tokens: int = 512
+    """Tokens that one step computes at most."""
+    long_prefill_token_threshold: int = 0
+    """Tokens that one prompt may take of a step; 0 is no limit."""
+    scheduling_policy: Policy = "fcfs"
+    max_queue: int = 1024
+    """Requests that may wait; beyond it the server answers 503."""
+
+    def __post_init__(self) -> None:
+        _positive("page_size", self.page_size)
+        if self.page_size > LARGEST_PAGE:
+            raise ConfigError(f"page_size must be at most {LARGEST_PAGE}, not {self.page_size}.")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_queue"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_memory", "threads"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.num_pages is not None and self.num_pages < 2:
+            raise ConfigError(
+                f"num_pages must be at least 2 (page 0 is scratch), not {self.num_pages}."
+            )
+        if not 0.0 < self.kv_memory_share <= 0.95:
+            raise ConfigError(
+                f"kv_memory_share must be above 0 and at most 0.95, not {self.kv_memory_share}."
+            )
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                "long_prefill_token_threshold must be 0 (off) or more, "
+                f"not {self.long_prefill_token_threshold}."
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): each running request needs one token a step."
+            )
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, not {value}.")

@@ -1,0 +1,85 @@
+"""From sampled tokens to an answer's text: detokenizing, stop strings, logprobs."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from radixserve.engine.frontend import Alternative, TextDelta, TextRequest, TokenLogprob
+from radixserve.engine.messages import GenerationDelta, GenerationRequest
+from radixserve.scheduling.plan import Sampled
+from radixserve.text.stop_strings import StopStrings
+from radixserve.text.tokenizer import Tokenizer
+
+
+class Answer:
+    """One of the ``n`` answers to a request, as it grows."""
+
+    def __init__(self, index: int, request: TextRequest, tokenizer: Tokenizer):
+        self.index = index
+        self.id = f"{request.id}/{index}"
+        """Id of this answer's sequence in the engine."""
+        self.finished = False
+        self._request = request
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        self._stops = StopStrings(request.stop, request.include_stop_str_in_output)
+
+    def sequence(self) -> GenerationRequest:
+        """What the engine is asked for. The first answer computes the prompt, the others fork."""
+        request = self._request
+        sampling = request.sampling
+        if self.index and sampling.seed is not None:
+            seed = (sampling.seed + self.index + 2**63) % 2**64 - 2**63
+            sampling = replace(sampling, seed=seed)
+        return GenerationRequest(
+            id=self.id,
+            tokens=request.prompt,
+            sampling=sampling,
+            namespace=request.namespace,
+            priority=request.priority,
+            sibling=f"{request.id}/0" if self.index else None,
+        )
+
+    def take(self, delta: GenerationDelta) -> TextDelta:
+        """The news of ``delta`` as text.
+
+        When a stop string ends the answer here, the returned delta is finished although the
+        engine's was not: the caller aborts the sequence.
+        """
+        sampled = delta.sampled
+        shown = sampled
+        if delta.stop_token is not None and not self._request.include_stop_str_in_output:
+            shown = sampled[:-1]
+        pieces = [self._stops.push(self._detokenizer.push(each.token)) for each in shown]
+        finish, stop, error = delta.finish, delta.stop_token, delta.error
+        if finish is not None and self._stops.matched is None:
+            pieces.append(self._stops.push(self._detokenizer.finish()))
+            pieces.append(self._stops.finish())
+        if self._stops.matched is not None:
+            finish, error = "stop", None
+        self.finished = finish is not None
+        wanted = self._request.sampling.logprobs is not None
+        return TextDelta(
+            index=self.index,
+            text="".join(pieces),
+            tokens=tuple(each.token for each in shown),
+            logprobs=tuple(self._logprob(each) for each in shown) if wanted else (),
+            finish=finish,
+            stop=self._stops.matched or stop,
+            usage=delta.usage,
+            error=error,
+        )
+
+    def _logprob(self, sampled: Sampled) -> TokenLogprob:
+        assert sampled.logprob is not None
+        chosen = self._alternative(sampled.token, sampled.logprob)
+        return TokenLogprob(
+            chosen.token,
+            chosen.bytes,
+            chosen.logprob,
+            tuple(self._alternative(token, logprob) for token, logprob in sampled.top),
+        )
+
+    def _alternative(self, token: int, logprob: float) -> Alternative:
+        data = self._tokenizer.token_bytes(token)
+        return Alternative(data.decode("utf-8", "replace"), data, logprob)

@@ -1,0 +1,145 @@
+"""The step loop: plan, compute, commit."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Protocol
+
+import numpy as np
+from msgspec.structs import replace
+
+from radixserve.cache.prefix_cache import PrefixCache, Purge
+from radixserve.config import EngineConfig
+from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest, Usage
+from radixserve.errors import InvalidRequestError
+from radixserve.model.runner import ModelInfo
+from radixserve.scheduling.plan import Sampled, StepPlan
+from radixserve.scheduling.request import Request
+from radixserve.scheduling.scheduler import Progress, Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What computes a step: ``radixserve.model.runner.ModelRunner``, or a stand-in in tests."""
+
+    info: ModelInfo
+
+    def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
+        """Run the copies, then the rows. One entry a row: empty if the row samples nothing, else
+        its own token and then those of its forks."""
+
+
+class EngineCore:
+    """Cache, scheduler and model of one engine. Not thread-safe: one thread owns it."""
+
+    def __init__(self, config: EngineConfig, runner: Runner):
+        info = runner.info
+        self.config = config
+        self.runner = runner
+        self.cache = PrefixCache(info.num_pages, config.page_size, enabled=config.prefix_cache)
+        self.scheduler = Scheduler(
+            self.cache, config, max_model_len=info.max_model_len, eos_tokens=info.eos_token_ids
+        )
+        self._steps = 0
+        self._seeds = random.Random(config.seed)
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: an empty prompt, or a token id that the model does not have.
+            ContextLengthError: the prompt can never fit.
+            OverloadedError: the queue is full.
+        """
+        vocabulary = self.runner.info.vocab_size
+        request.sampling.check_vocabulary(vocabulary)
+        tokens = np.frombuffer(request.tokens, dtype=">i4")
+        unknown = np.flatnonzero((tokens < 0) | (tokens >= vocabulary))
+        if unknown.size:
+            position = int(unknown[0])
+            raise InvalidRequestError(
+                f"Token {tokens[position]} at position {position} of the prompt does not exist: "
+                f"this model has {vocabulary}.",
+                param="prompt",
+            )
+        sampling = request.sampling
+        if sampling.seed is None and not sampling.greedy:
+            sampling = replace(sampling, seed=self._seeds.getrandbits(63))
+        self.scheduler.add(
+            request.id,
+            request.tokens,
+            sampling,
+            namespace=request.namespace,
+            priority=request.priority,
+            sibling=request.sibling,
+        )
+
+    def abort(self, request_id: str) -> GenerationDelta | None:
+        """End a request and give back what it holds; None if it has ended already."""
+        request = self.scheduler.abort(request_id)
+        return None if request is None else _delta(Progress(request, finish="abort"))
+
+    def step(self) -> list[GenerationDelta]:
+        """Compute one step. Empty when no sequence got a token, also when there is nothing to do.
+
+        A step that raises fails the requests in it; the others go on.
+        """
+        plan = self.scheduler.plan()
+        if plan is None:
+            return []
+        self._steps += 1
+        try:
+            sampled = self.runner.execute(plan)
+        except Exception as error:
+            log.exception("step %d failed with %d requests in it", plan.step, len(plan.rows))
+            failed = self.scheduler.fail(plan, f"The step that computed this failed: {error}")
+            return [_delta(progress) for progress in failed]
+        return [_delta(progress) for progress in self.scheduler.commit(plan, sampled)]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is left."""
+        return self.scheduler.idle
+
+    def reset_prefix_cache(self) -> Purge:
+        """Forget every cached prefix; running requests keep what they hold."""
+        return self.cache.reset()
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals as of now. O(1)."""
+        totals = self.scheduler.totals
+        return EngineStats(
+            steps=self._steps,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            pages_total=self.cache.pool.num_pages - 1,
+            pages_free=self.cache.pool.free,
+            pages_evictable=self.cache.tree.evictable,
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+            computed_tokens=totals.computed_tokens,
+            generated_tokens=totals.generated_tokens,
+            preemptions=totals.preemptions,
+            evicted_pages=self.cache.evicted,
+            radix_nodes=self.cache.tree.nodes,
+            finished=dict(totals.finished),
+        )
+
+
+def _delta(progress: Progress) -> GenerationDelta:
+    request = progress.request
+    sampled = progress.sampled
+    return GenerationDelta(
+        id=request.id,
+        sampled=() if sampled is None else (sampled,),
+        finish=progress.finish,
+        stop_token=sampled.token if sampled is not None and progress.finish == "stop" else None,
+        usage=_usage(request),
+        error=progress.error,
+    )
+
+
+def _usage(request: Request) -> Usage:
+    return Usage(request.prompt_length, request.generated, request.cached or 0)

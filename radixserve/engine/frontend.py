@@ -1,0 +1,105 @@
+"""The seam between an engine and whoever speaks text: the HTTP server, a terminal, a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from radixserve.engine.messages import EngineStats, FinishReason, Usage
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.text.tokenizer import Tokenizer
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients may know about the served model."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    created: int
+    """Unix time at which it was loaded, in seconds."""
+    defaults: dict[str, float | int] = {}
+    """Sampling defaults of the model's generation_config.json (temperature, top_p, ...)."""
+
+
+class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt in tokens, and how its answer is to be sampled and cut."""
+
+    id: str
+    prompt: bytes
+    """int32 big-endian token ids."""
+    sampling: SamplingParams
+    n: int = 1
+    """Answers to generate; the prompt is computed once."""
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    namespace: bytes = b""
+    priority: int = 0
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """A token that could have been chosen."""
+
+    token: str
+    bytes: bytes
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A chosen token and its likeliest rivals, best first."""
+
+    token: str
+    bytes: bytes
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one answer; the last one of an answer has ``finish`` set."""
+
+    index: int = 0
+    text: str = ""
+    """Text that is final: no half character, no possible beginning of a stop string."""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per entry of ``tokens`` when the sampling parameters ask for logprobs."""
+    finish: FinishReason | None = None
+    stop: int | str | None = None
+    """The stop token or stop string that ended the answer."""
+    usage: Usage
+    error: str | None = None
+
+
+class Frontend(Protocol):
+    """What the server needs of an engine."""
+
+    card: ModelCard
+    tokenizer: Tokenizer
+
+    async def start(self) -> None:
+        """Load the model and start the step loop; returns when requests can be served."""
+
+    async def stop(self) -> None:
+        """End the step loop and give everything back."""
+
+    def generate(self, request: TextRequest) -> AsyncIterator[TextDelta]:
+        """Queue ``request`` and yield news of its answers as they come.
+
+        Closing the iterator (or cancelling the task that reads it) aborts the request; its
+        pages come back within two steps.
+
+        Raises:
+            ContextLengthError: at the first ``anext``: the prompt can never fit.
+            InvalidRequestError: at the first ``anext``: a token id that the model does not have.
+            OverloadedError: at the first ``anext``: the queue is full.
+            EngineDeadError: the step loop has ended.
+        """
+
+    def healthy(self) -> bool:
+        """Whether the step loop is alive."""
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals as of the last step."""

@@ -1,0 +1,193 @@
+"""The engine in the caller's own process and thread, without a server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from radixserve.cache.namespace import client_namespace
+from radixserve.cache.prefix_cache import Purge
+from radixserve.config import EngineConfig
+from radixserve.engine.answer import Answer
+from radixserve.engine.core import EngineCore
+from radixserve.engine.frontend import TextRequest, TokenLogprob
+from radixserve.engine.messages import EngineStats, FinishReason, Usage
+from radixserve.engine.model_files import prepare
+from radixserve.errors import RadixServeError
+from radixserve.model.runner import ModelRunner
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.text.tokenizer import Tokenizer
+from radixserve.tokens import pack
+
+Prompt = str | Sequence[int]
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """One answer."""
+
+    index: int = 0
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token or stop string that ended it, if one did."""
+
+
+class RequestOutput(msgspec.Struct, kw_only=True):
+    """The answers to one prompt."""
+
+    prompt_token_ids: bytes
+    """int32 big-endian."""
+    completions: list[Completion]
+    usage: Usage
+    """``completion_tokens`` are those of all answers, ``cached_tokens`` count once."""
+
+    @property
+    def text(self) -> str:
+        """The text of the first answer."""
+        return self.completions[0].text
+
+
+class LLM:
+    """A model and its prefix cache::
+
+        llm = LLM()  # the demo model
+        print(llm.chat([{"role": "user", "content": "What is a radix tree?"}]).text)
+
+    Args:
+        model: a directory, a GGUF file or a Hugging Face id; None is the demo model.
+        settings: any other field of ``EngineConfig``.
+
+    Raises:
+        ConfigError: a setting cannot work.
+        ModelError: the model cannot be found, read or served.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any):
+        config = EngineConfig(model=model, **settings)
+        files = prepare(config)
+        template = Path(config.chat_template) if config.chat_template else None
+        self.name = files.name
+        self.tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
+        self.core = EngineCore(config, ModelRunner(files, config))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        stop: str | Sequence[str] = (),
+        cache_salt: str | None = None,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer ``prompts`` (texts or token ids), batched; the outputs are in their order.
+
+        Raises:
+            InvalidRequestError: a prompt is empty, too long, or has a token that does not exist.
+            RadixServeError: a step failed.
+        """
+        single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        many: Sequence[Any] = [prompts] if single else prompts
+        encoded = [
+            self.tokenizer.encode(each) if isinstance(each, str) else pack(each) for each in many
+        ]
+        return self._run(encoded, sampling or SamplingParams(), n, stop, cache_salt, progress)
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        stop: str | Sequence[str] = (),
+        cache_salt: str | None = None,
+        **template: Any,
+    ) -> RequestOutput:
+        """Answer a conversation; ``template`` passes on to ``Tokenizer.encode_chat``.
+
+        Raises:
+            InvalidRequestError: as ``generate``, or the chat template refuses the messages.
+            RadixServeError: a step failed.
+        """
+        prompt = self.tokenizer.encode_chat(messages, **template)
+        [output] = self._run([prompt], sampling or SamplingParams(), n, stop, cache_salt, False)
+        return output
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals as of now."""
+        return self.core.stats()
+
+    def reset_prefix_cache(self) -> Purge:
+        """Forget every cached prefix."""
+        return self.core.reset_prefix_cache()
+
+    def _run(
+        self,
+        prompts: list[bytes],
+        sampling: SamplingParams,
+        n: int,
+        stop: str | Sequence[str],
+        cache_salt: str | None,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        outputs, answers = [], {}
+        for prompt in prompts:
+            request = TextRequest(
+                id=uuid.uuid4().hex,
+                prompt=prompt,
+                sampling=sampling,
+                n=n,
+                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                namespace=client_namespace(cache_salt),
+            )
+            output = RequestOutput(
+                prompt_token_ids=prompt,
+                completions=[Completion(index=index) for index in range(n)],
+                usage=Usage(len(prompt) // 4, 0, 0),
+            )
+            outputs.append(output)
+            for index in range(n):
+                answer = Answer(index, request, self.tokenizer)
+                answers[answer.id] = (answer, output)
+        try:
+            for answer, _ in answers.values():
+                self.core.add(answer.sequence())
+            with tqdm(total=len(answers), desc="Answers", disable=not progress) as bar:
+                for _ in self._finished(answers):
+                    bar.update()
+        finally:
+            for identity in answers:
+                self.core.abort(identity)
+        return outputs
+
+    def _finished(self, answers: dict[str, tuple[Answer, RequestOutput]]) -> Iterator[str]:
+        """Step until all are answered; yields the id of each as it ends."""
+        while answers:
+            for delta in self.core.step():
+                answer, output = answers[delta.id]
+                news = answer.take(delta)
+                if news.error is not None:
+                    raise RadixServeError(news.error)
+                completion = output.completions[answer.index]
+                completion.text += news.text
+                completion.token_ids.extend(news.tokens)
+                completion.logprobs.extend(news.logprobs)
+                if not answer.finished:
+                    continue
+                completion.finish_reason, completion.stop_reason = news.finish, news.stop
+                before, final = output.usage, news.usage
+                output.usage = Usage(
+                    final.prompt_tokens,
+                    before.completion_tokens + final.completion_tokens,
+                    before.cached_tokens if answer.index else final.cached_tokens,
+                )
+                self.core.abort(delta.id)
+                del answers[delta.id]
+                yield delta.id

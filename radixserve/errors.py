@@ -1,0 +1,56 @@
+"""Errors that a user can cause: each says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+
+class RadixServeError(Exception):
+    """Base of every error that radixserve raises on purpose."""
+
+
+class InvalidRequestError(RadixServeError):
+    """A request that cannot be served as it was sent.
+
+    ``param`` is the dotted path of the field at fault, ``code`` a stable word for programs.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value"):
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(InvalidRequestError):
+    """A prompt that leaves no room for an answer in the model's context or in the KV cache."""
+
+    def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages"):
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains "
+            f"{prompt_tokens} input tokens, and an answer needs at least one: the prompt is too "
+            "long. Shorten it, or serve with a larger --max-model-len or --kv-memory.",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+
+
+class OverloadedError(RadixServeError):
+    """The queue is full, or the server is draining; ``retry_after`` is in seconds."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0):
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+
+class EngineDeadError(RadixServeError):
+    """The step loop has ended; nothing can be computed until it is started again."""
+
+
+class ConfigError(RadixServeError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class ModelError(RadixServeError):
+    """A model that cannot be found, read or served; the message is one clear line."""

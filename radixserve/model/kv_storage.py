@@ -1,0 +1,96 @@
+"""The memory that KV pages live in: how many there are, and copies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from radixserve.cache.pages import PageCopy
+from radixserve.config import EngineConfig
+from radixserve.errors import ConfigError
+from radixserve.kernels.page_copy import copy_pages
+
+MOST_PAGES = 1 << 20
+"""Of automatic sizing: beyond it the bookkeeping costs more than the cache can give back."""
+ROOM = 4
+"""Automatic sizing stops at this many times what all running requests can hold at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """What a token leaves behind in each layer."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values of one token in all layers."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def page_count(
+    config: EngineConfig, geometry: KvGeometry, max_model_len: int, free_bytes: int
+) -> int:
+    """How many pages to allocate, the scratch page included.
+
+    ``num_pages`` is taken as it is; else ``kv_memory`` is filled; else ``kv_memory_share`` of
+    ``free_bytes``, but at most four times what ``max_num_seqs`` requests of ``max_model_len``
+    tokens can hold, and at most ``MOST_PAGES``.
+
+    Raises:
+        ConfigError: the memory does not hold the scratch page and one more.
+    """
+    if config.num_pages is not None:
+        return config.num_pages
+    page_bytes = geometry.token_bytes * config.page_size
+    if config.kv_memory is not None:
+        pages, setting = config.kv_memory // page_bytes, f"kv_memory ({config.kv_memory} bytes)"
+    else:
+        budget = int(free_bytes * config.kv_memory_share)
+        most = ROOM * config.max_num_seqs * -(-max_model_len // config.page_size)
+        pages = min(budget // page_bytes, most + 1, MOST_PAGES)
+        setting = f"kv_memory_share ({config.kv_memory_share} of {free_bytes} free bytes)"
+    if pages < 2:
+        raise ConfigError(
+            f"{setting} does not hold two KV pages of {config.page_size} tokens: a page takes "
+            f"{page_bytes} bytes. Give it at least {2 * page_bytes} bytes, or make page_size smaller."
+        )
+    return pages
+
+
+class KvStorage:
+    """KV pages of all layers: ``kv`` is [layers, pages, 2, page_size, kv_heads, head_dim].
+
+    The memory is not touched until a page is written, so that a large pool costs nothing at start;
+    a slot that was never written may hold anything, NaN included.
+
+    Raises:
+        ConfigError: the system refuses that much memory.
+    """
+
+    def __init__(
+        self, geometry: KvGeometry, num_pages: int, page_size: int, device: torch.device
+    ) -> None:
+        self.geometry = geometry
+        self.num_pages = num_pages
+        self.page_size = page_size
+        shape = (
+            geometry.layers, num_pages, 2, page_size, geometry.kv_heads, geometry.head_dim,
+        )  # fmt: skip
+        try:
+            self.kv = torch.empty(shape, dtype=geometry.dtype, device=device)
+        except (RuntimeError, MemoryError) as error:
+            needed = geometry.token_bytes * page_size * num_pages
+            raise ConfigError(
+                f"{num_pages} KV pages of {page_size} tokens need {needed} bytes, which {device} "
+                "does not have. Lower num_pages or kv_memory."
+            ) from error
+
+    def copy_pages(self, copies: Iterable[PageCopy]) -> None:
+        """Run ``copies`` in order, in all layers. O(copies · layers · tokens)."""
+        copy_pages(self.kv, [(copy.source, copy.target, copy.tokens) for copy in copies])

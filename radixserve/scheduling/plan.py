@@ -1,0 +1,81 @@
+"""What one step computes: plain integers and bytes, no tensors."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+import msgspec
+
+from radixserve.cache.pages import PageCopy
+from radixserve.scheduling.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A sequence of the same prompt (n > 1) whose first token comes from the same logits."""
+
+    request_id: str
+    sampling: SamplingParams
+
+
+@dataclass(slots=True)
+class Row:
+    """One request's share of a step: ``count`` tokens from position ``start``.
+
+    ``pages`` holds the ids of every page up to the last of these tokens, in order of position
+    (and maybe more, reserved for later ones). ``sampling`` is None while tokens that are already
+    known remain to be computed; otherwise the logits of the row's last token choose the next one.
+    """
+
+    request_id: str
+    tokens: bytes
+    """The tokens to compute, int32 big-endian."""
+    start: int
+    pages: array[int]
+    """int32 page ids; borrowed from the lease, not to be kept beyond the step."""
+    sampling: SamplingParams | None = None
+    history: bytes | bytearray = b""
+    """Every token so far, prompt and output, int32 big-endian; borrowed."""
+    prompt_length: int = 0
+    forks: list[Fork] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) // 4
+
+    @property
+    def context(self) -> int:
+        """Tokens that are in the cache once the step has run."""
+        return self.start + len(self.tokens) // 4
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far, which is also the index of the one that is sampled now."""
+        return len(self.history) // 4 - self.prompt_length
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The rows of one step; ``copies`` run before anything is computed."""
+
+    step: int
+    rows: list[Row] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that this step computes."""
+        return sum(row.count for row in self.rows)
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """The next token of a row, or why there is none."""
+
+    token: int
+    logprob: float | None = None
+    """Natural logarithm of the chosen token's probability, before temperature and filters."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob) of the likeliest tokens, best first."""
+    error: str | None = None
+    """Set when this row alone failed; its request ends with an error, the others go on."""

@@ -1,0 +1,71 @@
+"""One sequence on its way through the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from radixserve.cache.lease import Lease
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import TOKEN_BYTES, pack
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request has ``computed`` tokens chasing ``known`` ones; there is no other phase.
+
+    It holds a lease exactly while it runs. ``tokens`` is the prompt and, appended to it, the
+    output, as int32 big-endian.
+    """
+
+    id: str
+    tokens: bytearray
+    prompt_length: int
+    limit: int
+    """Tokens, prompt and output, at which it ends."""
+    sampling: SamplingParams
+    stop_tokens: frozenset[int]
+    namespace: bytes
+    priority: int
+    """The lower number goes first; a leader takes over the lowest of those that wait for it."""
+    arrival: int
+    sibling: str | None = None
+    """The first sequence of the same prompt (n > 1)."""
+    lease: Lease | None = None
+    cached: int | None = None
+    """Prompt tokens that were reused when it first ran; None before that."""
+    preemptions: int = 0
+    behind: tuple[Request, int] | None = field(default=None, repr=False)
+    """Whose prefill it waits for, and how far that had published when we last looked."""
+
+    @property
+    def known(self) -> int:
+        """Tokens so far, prompt and output."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def generated(self) -> int:
+        return self.known - self.prompt_length
+
+    @property
+    def computed(self) -> int:
+        return self.lease.computed if self.lease is not None else 0
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens whose KV is not computed; 1 is a decode step."""
+        return self.known - self.computed
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: a total order, so that no two requests are ever equals."""
+        return (self.priority, self.arrival)
+
+    def append(self, token: int) -> FinishReason | None:
+        """Take a sampled token; says whether, and why, the sequence ends with it."""
+        self.tokens += pack([token])
+        if token in self.stop_tokens and self.generated > self.sampling.min_tokens:
+            return "stop"
+        return "length" if self.known >= self.limit else None

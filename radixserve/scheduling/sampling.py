@@ -1,0 +1,118 @@
+"""How the next token of one request is chosen."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from radixserve.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling settings of one request; the names and meanings are those of vLLM and OpenAI.
+
+    Penalties look at prompt and output alike (``repetition_penalty``) or at the output only
+    (``presence_penalty``, ``frequency_penalty``, as OpenAI defines them).
+
+    Raises:
+        InvalidRequestError: a value is out of its range; ``param`` names the field.
+    """
+
+    max_tokens: int | None = None
+    """Tokens to generate at most; None means as many as fit."""
+    min_tokens: int = 0
+    """No stop token is chosen before this many tokens were generated."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1 is off."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """Same seed, same prompt, same settings: same tokens, whatever else is in the batch."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: no logprobs; k: that of the chosen token and of the k likeliest ones."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _within("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        _within("temperature", self.temperature, 0.0, 2.0)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidRequestError("top_p must be greater than 0.", param="top_p")
+        _within("top_k", self.top_k, -1, 2**31 - 1)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _within("seed", self.seed, -(2**63), 2**63 - 1)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.logprobs is not None:
+            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
+                param="min_tokens",
+            )
+        self._check_token_ids()
+
+    def _check_token_ids(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError(
+                f"logit_bias has {len(self.logit_bias)} entries; "
+                f"at most {MAX_LOGIT_BIAS} are taken.",
+                param="logit_bias",
+            )
+        for token, bias in self.logit_bias.items():
+            _within(f"logit_bias.{token}", bias, -100.0, 100.0)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids has {len(self.stop_token_ids)} entries; "
+                f"at most {MAX_STOP_TOKEN_IDS} are taken.",
+                param="stop_token_ids",
+            )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            InvalidRequestError: an id lies outside ``0 .. vocab_size - 1``.
+        """
+        for token in self.logit_bias:
+            _within(f"logit_bias.{token}", token, 0, vocab_size - 1)
+        for position, token in enumerate(self.stop_token_ids):
+            _within(f"stop_token_ids.{position}", token, 0, vocab_size - 1)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the tokens so far change the logits of the next."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequestError(f"{name} must be a finite number, not {value}.", param=name)
+    if not low <= value <= high:
+        raise InvalidRequestError(
+            f"{name} must be between {low} and {high}, not {value}.", param=name
+        )

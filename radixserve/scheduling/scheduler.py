@@ -1,0 +1,379 @@
+"""Which tokens the next step computes.
+
+There is no prefill phase and no decode phase: every running request has computed tokens chasing
+known ones, and a step fills its budget with whatever is behind (Yu et al., "Orca", OSDI 2022;
+Agrawal et al., "Sarathi-Serve", OSDI 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from radixserve.cache.lease import Lease
+from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.config import EngineConfig
+from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from radixserve.scheduling.inflight import InFlight
+from radixserve.scheduling.plan import Fork, Row, Sampled, StepPlan
+from radixserve.scheduling.queue import WaitingQueue
+from radixserve.scheduling.request import FinishReason, Request
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import TOKEN_BYTES
+
+MAX_PREEMPTIONS = 2
+"""After the second one a request runs again only with room for all that it may ever need."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a step brought to one request."""
+
+    request: Request
+    sampled: Sampled | None = None
+    finish: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step in the making: its rows so far and the tokens that are left of its budget."""
+
+    budget: int
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def put(self, row: Row) -> None:
+        self.rows[row.request_id] = row
+        self.budget -= row.count
+
+    def drop(self, request_id: str) -> None:
+        row = self.rows.pop(request_id, None)
+        if row is not None:
+            self.budget += row.count
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Deterministic and without a clock: the same calls give the same plans.
+
+    ``plan`` and ``commit`` (or ``fail``) alternate; ``add`` and ``abort`` may come between any two
+    calls, also while a plan is being computed.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        config: EngineConfig,
+        *,
+        max_model_len: int,
+        eos_tokens: frozenset[int] = frozenset(),
+    ):
+        self.cache = cache
+        self.config = config
+        self.eos_tokens = eos_tokens
+        self.capacity = min(max_model_len, (cache.pool.num_pages - 1) * cache.page_size)
+        """Tokens of the longest request that can ever run: what the model and the pool hold."""
+        self.running: dict[str, Request] = {}
+        self.waiting = WaitingQueue()
+        self.totals = Totals()
+        self._arrivals = 0
+
+    # Coming and going
+
+    def add(
+        self,
+        request_id: str,
+        tokens: bytes,
+        sampling: SamplingParams,
+        *,
+        namespace: bytes = b"",
+        priority: int = 0,
+        sibling: str | None = None,
+    ) -> Request:
+        """Queue a prompt (int32 big-endian). O(log requests + tokens).
+
+        Raises:
+            InvalidRequestError: the prompt is empty.
+            ContextLengthError: the prompt leaves no room for an answer, ever.
+            OverloadedError: the queue is full.
+        """
+        length = len(tokens) // TOKEN_BYTES
+        if length == 0:
+            raise InvalidRequestError("The prompt is empty.", param="prompt")
+        if length >= self.capacity:
+            raise ContextLengthError(length, self.capacity)
+        if len(self.waiting) >= self.config.max_queue:
+            raise OverloadedError(f"{len(self.waiting)} requests are waiting already; try later.")
+        self._arrivals += 1
+        room = self.capacity - length
+        stops = frozenset(sampling.stop_token_ids)
+        request = Request(
+            id=request_id,
+            tokens=bytearray(tokens),
+            prompt_length=length,
+            limit=length + min(room, sampling.max_tokens or room),
+            sampling=sampling,
+            stop_tokens=stops if sampling.ignore_eos else stops | self.eos_tokens,
+            namespace=namespace,
+            priority=priority if self.config.scheduling_policy == "priority" else 0,
+            arrival=self._arrivals,
+            sibling=sibling,
+        )
+        self.waiting.add(request)
+        return request
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request wherever it is, and give back what it holds; None if it has ended. O(1)."""
+        request = self.running.get(request_id) or self.waiting.get(request_id)
+        if request is not None:
+            self._finish(request, "abort")
+        return request
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    # Planning
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to compute.
+
+        O(running requests + waiting ones looked at).
+        """
+        draft = Draft(self.config.max_num_batched_tokens)
+        preemptions = self.totals.preemptions
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in sorted(self.running.values(), key=attrgetter("rank")):
+            (decodes if request.remaining == 1 else prefills).append(request)
+        # Decoding goes first, so that a long prefill never takes a stream's turn.
+        for request in decodes + prefills:
+            count = self._chunk(request, draft)
+            if count and request.lease is not None and self._make_room(request, count, draft):
+                draft.put(self._row(request, count))
+        if preemptions == self.totals.preemptions:
+            self._admit(draft)
+        if not draft.rows:
+            return None
+        self._plan_forks(draft)
+        # Only now is anything in flight: what planning gave back may be used by the plan itself.
+        plan = StepPlan(self.cache.begin_step(), list(draft.rows.values()))
+        for row in plan.rows:
+            plan.copies.extend(self._lease(self.running[row.request_id]).copies)
+        return plan
+
+    def _chunk(self, request: Request, draft: Draft) -> int:
+        most = self.config.long_prefill_token_threshold or request.remaining
+        return min(request.remaining, most, draft.budget)
+
+    @staticmethod
+    def _lease(request: Request) -> Lease:
+        assert request.lease is not None, "a running request holds a lease"
+        return request.lease
+
+    def _row(self, request: Request, count: int) -> Row:
+        lease = self._lease(request)
+        start = lease.computed
+        last = start + count == request.known
+        return Row(
+            request_id=request.id,
+            tokens=bytes(request.tokens[start * TOKEN_BYTES : (start + count) * TOKEN_BYTES]),
+            start=start,
+            pages=lease.pages,
+            sampling=request.sampling if last else None,
+            history=request.tokens,
+            prompt_length=request.prompt_length,
+        )
+
+    def _make_room(self, request: Request, count: int, draft: Draft) -> bool:
+        """Get pages for ``count`` more tokens, from those who come later if need be."""
+        lease = self._lease(request)
+        while not lease.extend(count):
+            victim = self._victim(request.rank)
+            if victim is None:
+                # Nobody comes later: it is this request that steps back.
+                self._preempt(request, draft)
+                return False
+            self._preempt(victim, draft)
+        return True
+
+    def _victim(self, rank: tuple[int, int]) -> Request | None:
+        """The last running request that comes after ``rank`` and may still be preempted."""
+        later = [
+            request
+            for request in self.running.values()
+            if request.rank > rank and request.preemptions < MAX_PREEMPTIONS
+        ]
+        return max(later, key=attrgetter("rank"), default=None)
+
+    def _preempt(self, request: Request, draft: Draft) -> None:
+        """Preemption is release: the pages turn into cold leaves, the place in the queue stays."""
+        draft.drop(request.id)
+        self._lease(request).release()
+        request.lease = None
+        request.preemptions += 1
+        self.totals.preemptions += 1
+        del self.running[request.id]
+        self.waiting.add(request)
+
+    # Admission
+
+    def _admit(self, draft: Draft) -> None:
+        in_flight = InFlight(self.cache, self.running.values())
+        last = max((request.priority for request in self.running.values()), default=0)
+        for request in self.waiting:
+            if draft.budget < 1 and request.priority >= last:
+                return
+            leader = self._computing_sibling(request) or in_flight.leader(request)
+            if leader is not None:
+                leader.priority = min(leader.priority, request.priority)
+                continue
+            if draft.budget < 1:
+                # Those that follow may still lend their priority to a leader.
+                continue
+            if not self._seat(request, draft) or not self._start(request, draft):
+                # Whoever comes later waits too: nobody is starved by smaller ones.
+                return
+            draft.put(self._row(request, self._chunk(request, draft)))
+            in_flight.lead(request)
+
+    def _seat(self, request: Request, draft: Draft) -> bool:
+        """A seat for ``request``, if need be from a running one of lower priority."""
+        if len(self.running) < self.config.max_num_seqs:
+            return True
+        victim = self._victim(request.rank)
+        if victim is None or victim.priority <= request.priority:
+            return False
+        self._preempt(victim, draft)
+        return True
+
+    def _start(self, request: Request, draft: Draft) -> bool:
+        """Lease the cached prefix and room for the rest of what is known.
+
+        A request that was preempted twice gets room for all that it may ever need, so that it is
+        never in need of a page again.
+        """
+        final = request.preemptions >= MAX_PREEMPTIONS
+        lease = self.cache.acquire(request.tokens, request.namespace)
+        need = request.limit if final else request.known
+        while not lease.extend(need - lease.computed):
+            if lease.forgo_copy():
+                continue
+            victim = self._victim(request.rank)
+            if victim is None or victim.priority <= request.priority:
+                lease.release()
+                return False
+            self._preempt(victim, draft)
+        self.waiting.remove(request)
+        request.lease = lease
+        request.behind = None
+        self.running[request.id] = request
+        if request.cached is None:
+            request.cached = min(lease.reused, request.prompt_length - 1)
+            if request.sibling is None:
+                self.totals.prompt_tokens += request.prompt_length
+                self.totals.cached_tokens += request.cached
+        return True
+
+    # Siblings (n > 1) fork off where the prompt ends
+
+    def _computing_sibling(self, request: Request) -> Request | None:
+        first = self.running.get(request.sibling) if request.sibling else None
+        return first if first is not None and first.generated == 0 else None
+
+    def _plan_forks(self, draft: Draft) -> None:
+        finishing = {
+            row.request_id: row
+            for row in draft.rows.values()
+            if row.sampling is not None and row.generated == 0
+        }
+        seats = self.config.max_num_seqs - len(self.running)
+        if not finishing or seats < 1:
+            return
+        for request in self.waiting:
+            row = finishing.get(request.sibling) if request.sibling else None
+            if row is None or request.cached is not None:
+                continue
+            # One that was preempted twice has all the pages it needs; a fork would share one.
+            if self.running[row.request_id].preemptions < MAX_PREEMPTIONS and seats > 0:
+                row.forks.append(Fork(request.id, request.sampling))
+                seats -= 1
+
+    def _fork(self, first: Request, fork: Fork, sampled: Sampled) -> Progress | None:
+        request = self.waiting.get(fork.request_id)
+        if request is None or first.lease is None:
+            return None
+        self.waiting.remove(request)
+        request.lease = first.lease.fork(request.tokens)
+        request.cached = first.cached
+        request.behind = None
+        self.running[request.id] = request
+        return self._take(request, sampled)
+
+    # Committing
+
+    def commit(self, plan: StepPlan, sampled: Sequence[Sequence[Sampled]]) -> list[Progress]:
+        """The step has run: publish what it computed and take the tokens that it sampled.
+
+        ``sampled`` has, for each row, the row's own token and then those of its forks; nothing for
+        a row that samples nothing. O(rows + blocks published).
+        """
+        progress: list[Progress] = []
+        for row, tokens in zip(plan.rows, sampled, strict=True):
+            request = self.running.get(row.request_id)
+            if request is None or request.lease is None:
+                continue
+            request.lease.copied()
+            request.lease.publish(row.context)
+            self.totals.computed_tokens += row.count
+            if not tokens:
+                continue
+            for fork, token in zip(row.forks, tokens[1:], strict=True):
+                forked = self._fork(request, fork, token)
+                if forked is not None:
+                    progress.append(forked)
+            progress.append(self._take(request, tokens[0]))
+        self.cache.end_step(plan.step)
+        return progress
+
+    def fail(self, plan: StepPlan, error: str) -> list[Progress]:
+        """The step has failed: nothing of it is published, and its requests end. O(rows)."""
+        progress = []
+        for row in plan.rows:
+            request = self.running.get(row.request_id)
+            if request is not None:
+                self._finish(request, "error")
+                progress.append(Progress(request, finish="error", error=error))
+        self.cache.end_step(plan.step)
+        return progress
+
+    def _take(self, request: Request, sampled: Sampled) -> Progress:
+        if sampled.error is not None:
+            self._finish(request, "error")
+            return Progress(request, finish="error", error=sampled.error)
+        finish = request.append(sampled.token)
+        self.totals.generated_tokens += 1
+        if finish is not None:
+            self._finish(request, finish)
+        return Progress(request, sampled, finish)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request.lease is not None:
+            request.lease.release()
+            request.lease = None
+            del self.running[request.id]
+        else:
+            self.waiting.remove(request)
+        self.totals.finished[reason] = self.totals.finished.get(reason, 0) + 1

@@ -1,0 +1,245 @@
+"""Text to tokens and back, and chat messages to prompts: everything a model's files say of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from radixserve.errors import InvalidRequestError, ModelError
+from radixserve.text.chat_template import ChatTemplate
+from radixserve.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from radixserve.text.vocabulary import (
+    read_bound,
+    read_vocabulary,
+    special_ids,
+    vocabulary_size,
+)
+from radixserve.tokens import pack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Immutable, so any number of threads may share it.
+
+    ``encode`` and ``encode_chat`` let other threads run while they tokenize.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        templates: Mapping[str, ChatTemplate],
+        eos_token_ids: Sequence[int],
+    ):
+        # Files may carry the truncation and padding of their training.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._templates = templates
+        self._special = special_ids(backend)
+        self._vocabulary = read_vocabulary(backend)
+        self.vocab_size = vocabulary_size(backend)
+        """One more than the highest token id."""
+        self.eos_token_ids = tuple(eos_token_ids)
+        """Tokens that end an answer, the tokenizer's own first, then those of the generation
+        config."""
+        self._bound = read_bound(backend)
+
+    @classmethod
+    def load(cls, directory: Path, *, chat_template: Path | None = None) -> Tokenizer:
+        """Read the tokenizer in ``directory``; ``chat_template`` replaces the model's own.
+
+        Raises:
+            ModelError: a file is missing or cannot be read, or a chat template is not valid.
+        """
+        slow = _read(directory)
+        if chat_template is not None:
+            try:
+                source: Any = chat_template.read_text(encoding="utf-8")
+            except (OSError, UnicodeError) as error:
+                raise ModelError(f"Cannot read chat template {chat_template}: {error}") from error
+        else:
+            source = slow.chat_template
+        named = source if isinstance(source, dict) else {"default": source} if source else {}
+        templates = {}
+        for name, text in named.items():
+            try:
+                templates[name] = ChatTemplate(text, slow.special_tokens_map)
+            except ModelError as error:
+                where = chat_template or directory
+                raise ModelError(
+                    f"The chat template of {where} is not valid: {error}. "
+                    "Pass another with --chat-template FILE."
+                ) from error
+        eos = [] if slow.eos_token_id is None else [slow.eos_token_id]
+        eos += [token for token in _generation_eos(directory) if token not in eos]
+        return cls(slow.backend_tokenizer, templates=templates, eos_token_ids=eos)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first of ``eos_token_ids``."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
+
+    @property
+    def longest_token(self) -> int:
+        """UTF-8 bytes of text that one token can stand for; 2**31 - 1 where nobody can say."""
+        return self._bound.longest
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the tokens of ``text``, without tokenizing: to refuse what is too long.
+
+        O(len(text)), at the speed of a copy.
+        """
+        return self._bound.fewest_tokens(text)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return "default" in self._templates
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> bytes:
+        """The tokens of ``text``, int32 packed big-endian.
+
+        Raises:
+            InvalidRequestError: ``text`` holds a lone surrogate, which no encoding has; the error
+                names ``param``.
+        """
+        # The batch call is the one that releases the GIL; `encode` holds it to the end.
+        try:
+            [encoding] = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except TypeError as error:
+            raise InvalidRequestError(
+                f"{param} is not valid Unicode: it holds half of a surrogate pair.", param=param
+            ) from error
+        return pack(encoding.ids)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``tokens``; bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        pieces = [detokenizer.push(token) for token in tokens]
+        return "".join(pieces) + detokenizer.finish()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token alone, special or not; none for an id that does not exist."""
+        if self._vocabulary is None:
+            return self.decode([token_id], skip_special_tokens=False).encode("utf-8")
+        known = 0 <= token_id < len(self._vocabulary.pieces)
+        return self._vocabulary.pieces[token_id] if known else b""
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone, U+FFFD for what is not a whole character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, continuation: bool = False
+    ) -> Detokenizer:
+        """A new detokenizer, for one answer.
+
+        Args:
+            continuation: The text will be put behind other text, so that the space that some
+                tokenizers put in front of a text is meant when the model generates it.
+        """
+        if self._vocabulary is not None:
+            return ByteDetokenizer(
+                self._vocabulary,
+                skip_special_tokens=skip_special_tokens,
+                continuation=continuation,
+            )
+        hidden = self._special if skip_special_tokens else frozenset()
+        return WindowDetokenizer(self._backend, self.vocab_size, hidden)
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of ``messages``; content parts are joined as the template needs them.
+
+        Raises:
+            InvalidRequestError: the model has no chat template, or it cannot render these messages.
+        """
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise InvalidRequestError(
+                "This model has no chat template, so it cannot take messages. Use "
+                "/v1/completions, or start the server with --chat-template FILE.",
+                param="messages",
+                code="no_chat_template",
+            )
+        return self._templates[name].render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """The tokens of ``render_chat``; the template writes special tokens, none are added.
+
+        Raises:
+            InvalidRequestError: as ``render_chat`` and ``encode``.
+        """
+        prompt = self.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(prompt, add_special_tokens=False, param="messages")
+
+
+def _read(directory: Path) -> PreTrainedTokenizerBase:
+    """transformers' tokenizer, for what it knows of its many files."""
+    if not directory.is_dir():
+        raise ModelError(f"No tokenizer at {directory}: there is no such directory.")
+    try:
+        if (directory / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        from transformers import AutoTokenizer
+
+        slow = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    # tokenizers raises bare Exceptions over files that it cannot parse.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"Cannot read the tokenizer in {directory}: {reason}") from error
+    if not hasattr(slow, "backend_tokenizer"):
+        raise ModelError(
+            f"The tokenizer in {directory} has no fast version (tokenizer.json), which is needed."
+        )
+    return slow
+
+
+def _generation_eos(directory: Path) -> list[int]:
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return []
+    try:
+        eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"Cannot read {path}: {error}") from error
+    if eos is None:
+        return []
+    return [eos] if isinstance(eos, int) else list(eos)
