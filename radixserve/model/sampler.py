@@ -1,0 +1,171 @@
+"""The next token of each row, from its logits alone: nothing here depends on the rest of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from radixserve.scheduling.plan import Row, Sampled
+from radixserve.scheduling.sampling import SamplingParams
+
+Floats = npt.NDArray[np.float64]
+
+
+def sample(
+    logits: torch.Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]
+) -> list[Sampled]:
+    """Choose a token for each of ``rows`` by its ``sampling``, which must not be None.
+
+    ``logits`` is [len(rows), vocabulary]. In this order: logit bias, ``min_tokens``, penalties,
+    temperature, min-p, top-k, top-p, each over what the one before left, as vLLM does. The
+    penalties are counted from ``Row.history``: repetition (Keskar et al., 2019) over prompt and
+    output, presence and frequency (OpenAI) over the output. Logprobs are of the model's own
+    distribution, before all of that.
+
+    A random row needs a seed: its one uniform number is Philox's for (seed, index of the output
+    token), so that the same seed gives the same tokens in any batch.
+
+    A row with a NaN or infinite logit (minus infinity, a token ruled out, is none) gets an error.
+    """
+    likeliest = logits.argmax(-1, keepdim=True)  # NaN counts as the largest
+    finite = torch.isfinite(logits.gather(-1, likeliest)).flatten().tolist()
+    best = likeliest.flatten().tolist()
+    values: dict[int, Floats] = {}
+    wanted = [i for i, row in enumerate(rows) if finite[i] and not _plainly_greedy(row)]
+    if wanted:
+        fetched = logits[wanted].double().cpu().numpy()
+        values = dict(zip(wanted, fetched, strict=True))
+    sampled = []
+    for i, row in enumerate(rows):
+        if not finite[i]:
+            sampled.append(Sampled(token=0, error="the model's output is not a number"))
+        elif i in values:
+            sampled.append(_sample_row(values[i], row, eos_token_ids))
+        else:
+            sampled.append(Sampled(token=best[i]))
+    return sampled
+
+
+def uniform(seed: int, index: int) -> float:
+    """The number in [0, 1) that belongs to output token ``index`` under ``seed``."""
+    key = np.array([seed % 2**64, index], np.uint64)
+    return (int(np.random.Philox(key=key).random_raw()) >> 11) * 2.0**-53
+
+
+def _plainly_greedy(row: Row) -> bool:
+    params = _params(row)
+    return (
+        params.greedy
+        and params.logprobs is None
+        and not params.penalised
+        and not params.logit_bias
+        and row.generated >= params.min_tokens
+    )
+
+
+def _params(row: Row) -> SamplingParams:
+    if row.sampling is None:
+        raise ValueError(f"row {row.request_id} does not sample")
+    return row.sampling
+
+
+def _sample_row(raw: Floats, row: Row, eos_token_ids: Collection[int]) -> Sampled:
+    params = _params(row)
+    logits = _adjusted(raw, row, params, eos_token_ids)
+    peak = logits.max()
+    if peak == -math.inf:
+        return Sampled(token=0, error="the sampling parameters rule out every token")
+    if params.greedy:
+        token = int(logits.argmax())
+    else:
+        if params.seed is None:
+            raise ValueError(f"row {row.request_id} samples at random without a seed")
+        with np.errstate(over="ignore"):  # a tiny temperature leaves the likeliest token alone
+            scaled = (logits - peak) / params.temperature
+        token = _draw(scaled, params, uniform(params.seed, row.generated))
+    if params.logprobs is None:
+        return Sampled(token=token)
+    logprobs = raw - raw.max()
+    logprobs -= math.log(np.exp(logprobs).sum())
+    top = _largest(logprobs, params.logprobs)
+    return Sampled(
+        token=token,
+        logprob=float(logprobs[token]),
+        top=tuple(zip(top.tolist(), logprobs[top].tolist(), strict=True)),
+    )
+
+
+def _adjusted(
+    raw: Floats, row: Row, params: SamplingParams, eos_token_ids: Collection[int]
+) -> Floats:
+    """Logits after bias, ``min_tokens`` and penalties; ``raw`` itself when none applies."""
+    too_short = row.generated < params.min_tokens
+    if not (params.logit_bias or too_short or params.penalised):
+        return raw
+    logits = raw.copy()
+    if params.logit_bias:
+        logits[list(params.logit_bias)] += list(params.logit_bias.values())
+    if too_short:
+        stops = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
+        logits[stops] = -math.inf
+    if params.penalised:
+        tokens = np.frombuffer(row.history, np.dtype(">i4"))
+        if params.repetition_penalty != 1.0:
+            seen = np.bincount(tokens, minlength=len(raw)) > 0
+            factor = np.where(logits > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+            logits = np.where(seen, logits * factor, logits)
+        counts = np.bincount(tokens[row.prompt_length :], minlength=len(raw))
+        logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+    return logits
+
+
+def _draw(scaled: Floats, params: SamplingParams, fraction: float) -> int:
+    """The token at ``fraction`` of the filtered distribution; ``scaled`` has 0 as its maximum."""
+    floor = math.log(params.min_p) if params.min_p else -math.inf
+    kept: npt.NDArray[np.intp] | None = None
+    if floor > -math.inf:
+        kept = np.flatnonzero(scaled >= floor)
+        scaled = scaled[kept]
+    if 0 < params.top_k < len(scaled):
+        # Ties with the last one stay: which of them go must not be left to the sorting.
+        position = len(scaled) - params.top_k
+        within = np.flatnonzero(scaled >= np.partition(scaled, position)[position])
+        kept = within if kept is None else kept[within]
+        scaled = scaled[within]
+    weights = np.exp(scaled)
+    if params.top_p < 1.0:
+        within = _nucleus(weights, params.top_p)
+        kept = within if kept is None else kept[within]
+        weights = weights[within]
+    cumulated = np.cumsum(weights)
+    # A token without weight is never at a fraction below 1, whatever the rounding.
+    position = int(np.searchsorted(cumulated, fraction * cumulated[-1], side="right"))
+    position = min(position, int(np.searchsorted(cumulated, cumulated[-1])))
+    return position if kept is None else int(kept[position])
+
+
+def _nucleus(weights: Floats, top_p: float) -> npt.NDArray[np.intp]:
+    """The fewest likeliest tokens that have ``top_p`` of the weight, in order of their ids."""
+    total = weights.sum()
+    # All tokens below this weight together have less than what may be left out: no need to sort.
+    candidates = np.flatnonzero(weights >= (1.0 - top_p) * total / len(weights))
+    order = candidates[np.argsort(-weights[candidates], kind="stable")]
+    count = int(np.searchsorted(np.cumsum(weights[order]), top_p * total)) + 1
+    return np.sort(order[:count])
+
+
+def _largest(values: Floats, count: int) -> npt.NDArray[np.intp]:
+    """Indices of the ``count`` largest values, largest first, the lower index first in a tie."""
+    if count == 0:
+        return np.empty(0, np.intp)
+    if count < len(values):
+        position = len(values) - count
+        candidates = np.flatnonzero(values >= np.partition(values, position)[position])
+    else:
+        candidates = np.arange(len(values))
+    order = np.argsort(-values[candidates], kind="stable")
+    return candidates[order[:count]]
