@@ -72,7 +72,7 @@ class ReferenceAttention:
         kv_heads = self.kv.shape[-2]
         gathered = self.kv[layer, group.pages].transpose(1, 2).flatten(2, 3).float()
         # A masked probability is 0, but 0 times the NaN of a slot never written is still NaN.
-        gathered = gathered.masked_fill(~group.used[:, None, :, None, None], 0.0)
+        gathered.masked_fill_(~group.used[:, None, :, None, None], 0.0)
         key, value = gathered.permute(1, 0, 3, 2, 4)  # each [B, kv_heads, L, head_dim]
         sharers = heads // kv_heads
         grouped = query.float().view(rows, count, kv_heads, sharers, head_dim)
@@ -82,7 +82,8 @@ class ReferenceAttention:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         weights = scores.masked_fill(~group.visible, float("-inf")).softmax(-1)
         attended = (weights.flatten(2, 3) @ value).unflatten(2, (sharers, count))
-        return attended.permute(0, 3, 1, 2, 4).reshape(query.shape).to(query.dtype)
+        output: torch.Tensor = attended.permute(0, 3, 1, 2, 4).reshape(query.shape)
+        return output.to(query.dtype)
 
 
 def _group(batch: PagedBatch, rows: list[int], count: int, device: torch.device) -> _Group:

@@ -21,7 +21,9 @@ class Answer:
         self.finished = False
         self._request = request
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=request.skip_special_tokens, continuation=request.continuation
+        )
         self._stops = StopStrings(request.stop, request.include_stop_str_in_output)
 
     def sequence(self) -> GenerationRequest:

@@ -36,6 +36,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    continuation: bool = False
+    """The answer is put behind the prompt's text: a space that it begins with is meant."""
     namespace: bytes = b""
     priority: int = 0
 

@@ -57,8 +57,8 @@ def page_count(
         setting = f"kv_memory_share ({config.kv_memory_share} of {free_bytes} free bytes)"
     if pages < 2:
         raise ConfigError(
-            f"{setting} does not hold two KV pages of {config.page_size} tokens: a page takes "
-            f"{page_bytes} bytes. Give it at least {2 * page_bytes} bytes, or make page_size smaller."
+            f"{setting} does not hold two KV pages of {config.page_size} tokens. Give it at least "
+            f"{2 * page_bytes} bytes, or make page_size smaller."
         )
     return pages
 

@@ -1,4 +1,4 @@
-"""The next token of each row, from its logits alone: nothing here depends on the rest of a batch."""
+"""The next token of each row, from its own logits alone, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 
 def sample(
     logits: torch.Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]
-) -> list[Sampled]:
-    """Choose a token for each of ``rows`` by its ``sampling``, which must not be None.
+) -> list[tuple[Sampled, ...]]:
+    """For each of ``rows``, which all sample: its own token, then one for each of its forks.
 
     ``logits`` is [len(rows), vocabulary]. In this order: logit bias, ``min_tokens``, penalties,
     temperature, min-p, top-k, top-p, each over what the one before left, as vLLM does. The
@@ -34,19 +34,23 @@ def sample(
     likeliest = logits.argmax(-1, keepdim=True)  # NaN counts as the largest
     finite = torch.isfinite(logits.gather(-1, likeliest)).flatten().tolist()
     best = likeliest.flatten().tolist()
-    values: dict[int, Floats] = {}
-    wanted = [i for i, row in enumerate(rows) if finite[i] and not _plainly_greedy(row)]
+    draws = [[_params(row), *(fork.sampling for fork in row.forks)] for row in rows]
+    wanted = [
+        i
+        for i, row in enumerate(rows)
+        if finite[i] and not all(_plainly_greedy(row, params) for params in draws[i])
+    ]
+    raw: dict[int, Floats] = {}
     if wanted:
-        fetched = logits[wanted].double().cpu().numpy()
-        values = dict(zip(wanted, fetched, strict=True))
+        raw = dict(zip(wanted, logits[wanted].double().cpu().numpy(), strict=True))
     sampled = []
     for i, row in enumerate(rows):
-        if not finite[i]:
-            sampled.append(Sampled(token=0, error="the model's output is not a number"))
-        elif i in values:
-            sampled.append(_sample_row(values[i], row, eos_token_ids))
+        if i in raw:
+            tokens = [_sample_one(raw[i], row, params, eos_token_ids) for params in draws[i]]
         else:
-            sampled.append(Sampled(token=best[i]))
+            error = None if finite[i] else "the model's output is not a number"
+            tokens = [Sampled(token=best[i], error=error)] * len(draws[i])
+        sampled.append(tuple(tokens))
     return sampled
 
 
@@ -56,8 +60,13 @@ def uniform(seed: int, index: int) -> float:
     return (int(np.random.Philox(key=key).random_raw()) >> 11) * 2.0**-53
 
 
-def _plainly_greedy(row: Row) -> bool:
-    params = _params(row)
+def _params(row: Row) -> SamplingParams:
+    if row.sampling is None:
+        raise ValueError(f"row {row.request_id} does not sample")
+    return row.sampling
+
+
+def _plainly_greedy(row: Row, params: SamplingParams) -> bool:
     return (
         params.greedy
         and params.logprobs is None
@@ -67,14 +76,9 @@ def _plainly_greedy(row: Row) -> bool:
     )
 
 
-def _params(row: Row) -> SamplingParams:
-    if row.sampling is None:
-        raise ValueError(f"row {row.request_id} does not sample")
-    return row.sampling
-
-
-def _sample_row(raw: Floats, row: Row, eos_token_ids: Collection[int]) -> Sampled:
-    params = _params(row)
+def _sample_one(
+    raw: Floats, row: Row, params: SamplingParams, eos_token_ids: Collection[int]
+) -> Sampled:
     logits = _adjusted(raw, row, params, eos_token_ids)
     peak = logits.max()
     if peak == -math.inf:

@@ -94,4 +94,5 @@ class WindowDetokenizer:
         return self._decode(self._pending)
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._backend.decode(tokens, skip_special_tokens=False)
+        # Some of the library's decoders panic over no tokens.
+        return self._backend.decode(tokens, skip_special_tokens=False) if tokens else ""

@@ -18,8 +18,7 @@ UNBOUNDED = 2**31 - 1
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeDecodeError):
-        raise error
+    assert isinstance(error, UnicodeDecodeError)
     return "\ufffd" * (error.end - error.start), error.end
 
 

@@ -65,6 +65,10 @@ def test_a_string_takes_the_form_that_the_template_takes(source: str, expected: 
     assert template(source).render(user("a")) == expected
 
 
+def test_bare_strings_among_the_parts_are_text() -> None:
+    assert template("{{ messages[0].content }}").render(user(["a", *text_parts("b")])) == "a\nb"
+
+
 @pytest.mark.parametrize("content", [None, []])
 def test_no_content_is_empty_content(content: object) -> None:
     assert template("<{{ messages[0].content }}>").render(user(content)) == "<>"

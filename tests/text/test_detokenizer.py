@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as Backend
 
 from radixserve.text.detokenizer import LONGEST_CHARACTER, Detokenizer, WindowDetokenizer
@@ -152,6 +152,26 @@ def test_the_window_completes_characters_of_byte_tokens(text: str) -> None:
     detokenizer = WindowDetokenizer(GEMMA, GEMMA.get_vocab_size(), frozenset())
     pieces = [detokenizer.push(token) for token in tokens]
     assert "".join(pieces) == text
+
+
+def test_the_window_shows_each_stray_byte_once() -> None:
+    detokenizer = WindowDetokenizer(GEMMA, GEMMA.get_vocab_size(), frozenset())
+    tokens = [GEMMA.token_to_id(f"<0x{byte:02X}>") for byte in "é".encode() + b"\xff" * 8]
+    assert "".join(map(detokenizer.push, tokens)) == "é" + "\ufffd" * 8
+
+
+def test_a_decoder_with_a_step_of_its_own_still_streams_its_text() -> None:
+    backend = tiny.sentencepiece()
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip("_", 1, 0)])
+    tokens = [backend.token_to_id(name) for name in ("▁the", "é", "▁")]
+    assert stream(tokenizer(backend).detokenizer(), tokens) == " theé "
+
+
+def test_special_tokens_outside_the_byte_alphabet_are_shown_as_they_are_spelled() -> None:
+    backend = tiny.byte_level(specials=("<｜end｜>",))
+    shown = stream(tokenizer(backend).detokenizer(skip_special_tokens=False), [0])
+    assert shown == "<｜end｜>" == backend.decode([0], skip_special_tokens=False)
 
 
 def test_an_answer_that_continues_half_a_character_shows_nothing_of_the_prompt() -> None:

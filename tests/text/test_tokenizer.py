@@ -105,6 +105,8 @@ def test_every_way_to_end_an_answer_is_known(directory: Path) -> None:
     assert (subject.eos_token_id, subject.eos_token_ids) == (2, (2, 0))
     config.write_text(json.dumps({"eos_token_id": 1}))
     assert Tokenizer.load(directory).eos_token_ids == (2, 1)
+    config.write_text("{}")
+    assert Tokenizer.load(directory).eos_token_ids == (2,)
     config.write_text("{")
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         Tokenizer.load(directory)
@@ -118,6 +120,13 @@ def test_files_without_tokenizer_json_are_read_too(tmp_path: Path) -> None:
     )
     subject = Tokenizer.load(tmp_path)
     assert unpack(subject.encode("hello é")) == backend.encode("hello é").ids
+
+
+def test_a_tokenizer_without_a_fast_version_is_refused(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "ByT5Tokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="fast version"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
@@ -212,6 +221,15 @@ def test_no_text_takes_fewer_tokens_than_told(backend: Backend, text: str) -> No
     tokens = count(subject.encode(text, add_special_tokens=False))
     assert subject.longest_token < UNBOUNDED
     assert subject.fewest_tokens(text) <= tokens
+
+
+def test_composed_characters_take_as_few_tokens_as_told() -> None:
+    backend = tiny.byte_level(specials=())
+    backend.normalizer = normalizers.NFC()
+    backend.add_tokens([AddedToken("각", normalized=True)])
+    subject = in_memory(backend)
+    text = "\u1100\u1161\u11a8" * 100
+    assert subject.fewest_tokens(text) <= count(subject.encode(text)) == 100
 
 
 def test_a_text_of_the_longest_token_takes_as_few_tokens_as_told() -> None:

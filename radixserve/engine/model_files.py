@@ -1,0 +1,147 @@
+"""Where a model's files come from: a directory, a GGUF file, the Hugging Face hub, or the demo."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import xxhash
+from filelock import FileLock
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from radixserve.config import EngineConfig
+from radixserve.errors import ModelError
+from radixserve.model import demo
+from radixserve.model.loader import DTYPES, ModelFiles
+from radixserve.text.gguf_tokenizer import write_tokenizer
+
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+OTHER_FILES = ["consolidated*", "*/*"]
+"""Weights for other programs, and what lies in subfolders."""
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def prepare(config: EngineConfig) -> ModelFiles:
+    """Find, download or convert the files that ``config`` names, and say where they are.
+
+    What is made is kept in ``$XDG_CACHE_HOME/radixserve`` (or ``~/.cache/radixserve``); several
+    processes may do so at once, and an interrupted one leaves nothing half made.
+
+    Raises:
+        ModelError: there is no such model, or its files cannot be fetched or read.
+    """
+    files = _find(config)
+    tokenizer = files.tokenizer
+    if config.tokenizer is not None:
+        tokenizer = Path(config.tokenizer)
+        if not tokenizer.exists():
+            tokenizer = _from_hub(config.tokenizer, weights=False)
+        elif tokenizer.is_file():
+            tokenizer = tokenizer.parent
+    return ModelFiles(files.model, tokenizer, config.served_model_name or files.name)
+
+
+def cache_directory() -> Path:
+    """Where downloaded and converted models are kept; made if it is not there."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    directory = Path(base) / "radixserve"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _find(config: EngineConfig) -> ModelFiles:
+    if config.model is None:
+        directory = _made("demo-" + demo.SHA256[:12], _make_demo)
+        return ModelFiles(directory, directory, demo.NAME)
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        return ModelFiles(path, path, path.resolve().name)
+    if path.is_file() and path.suffix == ".json" and config.load_format == "dummy":
+        return ModelFiles(path, path.parent, path.resolve().parent.name)
+    if path.is_file() and (path.suffix == ".gguf" or config.load_format == "gguf"):
+        return _from_gguf(path, config)
+    if path.is_file():
+        raise ModelError(f"{path} is neither a directory nor a GGUF file (.gguf).")
+    if config.load_format == "gguf" or not HUB_ID.fullmatch(config.model):
+        raise ModelError(f"{config.model}: there is no such file or directory.")
+    directory = _from_hub(config.model, weights=config.load_format != "dummy")
+    return ModelFiles(directory, directory, config.model)
+
+
+def _make_demo(target: Path) -> None:
+    file = target / "model.gguf"
+    demo.fetch(file)
+    _convert(file, target, torch.bfloat16)
+    file.unlink()
+
+
+def _from_gguf(path: Path, config: EngineConfig) -> ModelFiles:
+    state = path.stat()
+    dtype = torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype]
+    key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {dtype}"
+    name = f"{path.stem}-{xxhash.xxh3_128_hexdigest(key.encode())[:16]}"
+    directory = _made(name, lambda target: _convert(path, target, dtype))
+    return ModelFiles(directory, directory, path.stem)
+
+
+def _convert(path: Path, target: Path, dtype: torch.dtype) -> None:
+    from radixserve.model.gguf import convert  # slow to import, and needed once a model
+
+    sys.stderr.write(f"Converting {path.name} (once)\n")
+    convert(path, target, dtype)
+    write_tokenizer(path, target)
+
+
+def _made(name: str, make: Callable[[Path], None]) -> Path:
+    """The cached directory ``name``; if it is not there yet, ``make`` fills it, all or nothing."""
+    directory = cache_directory() / name
+    if directory.is_dir():
+        return directory
+    with FileLock(f"{directory}.lock"):
+        if directory.is_dir():  # another process has made it meanwhile
+            return directory
+        for stale in directory.parent.glob(f"{name}.part-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f"{name}.part-", dir=directory.parent) as part:
+            filled = Path(part) / "model"
+            filled.mkdir()
+            make(filled)
+            filled.rename(directory)
+    return directory
+
+
+def _from_hub(name: str, *, weights: bool) -> Path:
+    patterns = [each for each in HUB_FILES if weights or each != "*.safetensors"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=OTHER_FILES))
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} is gated: accept its licence on the Hugging Face hub, then log in with "
+            "`hf auth login` or set HF_TOKEN."
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelError(
+            f"{name} is no file or directory here, and no model on the Hugging Face hub "
+            "(or a private one: log in with `hf auth login`)."
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise ModelError(
+            f"{name} is not in the local Hugging Face cache, and the hub cannot be reached. Check "
+            "the connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or name a directory or GGUF file."
+        ) from error
+    except Exception as error:  # proxies, certificates, full disks, the hub's own faults
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"{name} cannot be downloaded: {lines[0]}") from error

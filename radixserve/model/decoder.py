@@ -1,0 +1,42 @@
+"""A causal language model as the step loop sees it: arrays in, logits of the sampled rows out."""
+
+from __future__ import annotations
+
+import torch
+
+from radixserve.attention.arrays import PagedBatch
+from radixserve.attention.backend import AttentionBackend
+from radixserve.model.transformers_attention import LayerAttention, PagedStep
+
+
+class Decoder:
+    """Runs ``model``, a causal model of transformers whose attention is ours."""
+
+    def __init__(self, model: torch.nn.Module, device: torch.device):
+        self.model = model
+        self.device = device
+
+    @torch.inference_mode()
+    def logits(self, batch: PagedBatch, backend: AttentionBackend) -> torch.Tensor:
+        """Logits, [S, vocabulary], of ``batch.sample_rows``; the KV of all tokens is appended."""
+        backend.begin(batch)
+        return self.forward(batch.token_ids, batch.positions, batch.sample_rows, PagedStep(backend))
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        keep: torch.Tensor,
+        paged: LayerAttention,
+    ) -> torch.Tensor:
+        """Logits, [len(keep), vocabulary], of the tokens at ``keep``; all int64, on the CPU."""
+        output = self.model(
+            input_ids=token_ids[None].to(self.device),
+            position_ids=positions[None].to(self.device),
+            logits_to_keep=keep.to(self.device),
+            use_cache=False,
+            paged=paged,
+        )
+        logits: torch.Tensor = output.logits
+        return logits[0]

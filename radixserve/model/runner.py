@@ -1,0 +1,79 @@
+"""Runs step plans: plan -> arrays -> logits -> tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from radixserve.attention.arrays import paged_batch
+from radixserve.attention.reference import ReferenceAttention
+from radixserve.config import EngineConfig
+from radixserve.model import survey
+from radixserve.model.kv_storage import KvStorage, page_count
+from radixserve.model.loader import ModelFiles, load
+from radixserve.model.memory import free_memory
+from radixserve.model.sampler import sample
+from radixserve.scheduling.plan import Sampled, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine needs to know of a model that is loaded."""
+
+    vocab_size: int
+    max_model_len: int
+    """Tokens of prompt and answer together, at most what all pages hold."""
+    eos_token_ids: frozenset[int]
+    num_pages: int
+    """Pages allocated, the scratch page included."""
+    dtype: str
+    kv_bytes_per_token: int
+    sampling_defaults: dict[str, float | int]
+    """What generation_config.json sets (temperature, top_p, top_k, min_p, repetition_penalty)."""
+
+
+class ModelRunner:
+    """A loaded model with its KV pages.
+
+    Raises:
+        ModelError: the model cannot be read or served.
+        ConfigError: it does not fit, or ``config`` asks for what it does not have.
+    """
+
+    def __init__(self, files: ModelFiles, config: EngineConfig):
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        loaded = load(files.model, config)
+        self._decoder = loaded.decoder
+        device = loaded.decoder.device
+        geometry = survey.survey(loaded.decoder, loaded.max_model_len)
+        trial = KvStorage(geometry, survey.PAGES, survey.PAGE, device)
+        survey.self_check(loaded.decoder, ReferenceAttention(trial.kv), loaded.max_model_len)
+        num_pages = page_count(config, geometry, loaded.max_model_len, free_memory(device))
+        self._storage = KvStorage(geometry, num_pages, config.page_size, device)
+        self._backend = ReferenceAttention(self._storage.kv)
+        self.info = ModelInfo(
+            vocab_size=loaded.config.vocab_size,
+            max_model_len=min(loaded.max_model_len, (num_pages - 1) * config.page_size),
+            eos_token_ids=loaded.eos_token_ids,
+            num_pages=num_pages,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            kv_bytes_per_token=geometry.token_bytes,
+            sampling_defaults=loaded.sampling_defaults,
+        )
+
+    def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
+        """Run ``plan``: its copies, then its rows.
+
+        Returns:
+            One entry a row: empty if it does not sample, else its token and those of its forks.
+        """
+        self._storage.copy_pages(plan.copies)
+        if not plan.rows:
+            return []
+        batch = paged_batch(plan, self._storage.page_size)
+        logits = self._decoder.logits(batch, self._backend)
+        sampling = [row for row in plan.rows if row.sampling is not None]
+        sampled = iter(sample(logits, sampling, self.info.eos_token_ids))
+        return [() if row.sampling is None else next(sampled) for row in plan.rows]

@@ -1,0 +1,418 @@
+"""A random life of the cache beside a simulated KV memory that knows what belongs in every slot.
+
+A slot's right content is the identity of ``(namespace, tokens[:position + 1])``: that is what the
+keys and values at a position depend on. Whoever reads another identity has read a wrong answer.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from radixserve.cache.lease import Lease
+from radixserve.cache.pages import PageCopy
+from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.tree import Node, walk
+from radixserve.tokens import TOKEN_BYTES, pack, unpack
+
+GARBAGE = -1
+EPISODE = 500
+NAMESPACES = (b"", b"a", b"ab")
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request: its tokens, its lease, and what is planned of it."""
+
+    namespace: bytes
+    tokens: bytearray
+    lease: Lease
+    identities: list[int]
+    planned: int
+    in_flight: int = 0
+    failed: bool = False
+    """A step with it has failed on the device; those behind it compute nothing of use."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row of a step: tokens ``start:end`` of a sequence, by the pages of when it was planned."""
+
+    sequence: Sequence
+    pages: array[int]
+    start: int
+    end: int
+
+
+@dataclass
+class Step:
+    number: int
+    copies: list[PageCopy]
+    works: list[Work]
+    fails: bool
+    touched: set[int] = field(default_factory=set)
+    ran: bool = False
+
+
+class Simulation:
+    """One cache, its KV memory, and everybody who uses it."""
+
+    def __init__(self, rng: random.Random, page_size: int, num_pages: int):
+        self.rng = rng
+        self.size = page_size
+        self.cache = PrefixCache(num_pages, page_size)
+        self.kv = [[GARBAGE] * page_size for _ in range(num_pages)]
+        self.sequences: list[Sequence] = []
+        self.steps: deque[Step] = deque()
+        self.known: dict[tuple[object, int], int] = {}
+        self.prompts: list[list[int]] = []
+        self.seen: Counter[str] = Counter()
+
+    def act(self) -> None:
+        """One random operation."""
+        operations = (
+            (self.acquire, 24),
+            (self.plan, 30),
+            (self.end_step, 26),
+            (self.extend, 6),
+            (self.fork, 5),
+            (self.release, 8),
+            (self.evict, 2),
+            (self.purge, 0.4),
+            (self.reset, 0.1),
+        )
+        names, weights = zip(*operations, strict=True)
+        self.rng.choices(names, weights)[0]()
+
+    # The operations
+
+    def acquire(self) -> None:
+        if len(self.sequences) >= 6:
+            self.release()
+            return
+        namespace = self.rng.choice(NAMESPACES)
+        prompt = self._prompt()
+        tokens = bytearray(pack(prompt))
+        limit = self.rng.randrange(len(prompt) + 2) if self.rng.random() < 0.1 else None
+        expected = self._longest(namespace, prompt, limit)
+        before = self._shape()
+        peeked = self.cache.peek(tokens, namespace, limit=limit)
+        assert self._shape() == before, "peek changes something"
+        assert peeked.tokens == expected, f"peek says {peeked}, {expected} are there"
+        ids = self.cache.block_ids(tokens, namespace, limit=limit)
+        assert len(ids) * self.size == peeked.blocks
+
+        lease = self.cache.acquire(tokens, namespace, limit=limit)
+        if lease.reused != expected:
+            assert lease.reused == peeked.blocks, "a match is shorter than what is there"
+            assert self.cache.pool.free == 0, "a page was free for a copy"
+            assert len(self._cold()) <= 1, "a page was cold for a copy"
+            self.seen["copies without a page"] += 1
+        assert lease.published == peeked.blocks
+        assert lease.computed == lease.reused
+        sequence = Sequence(namespace, tokens, lease, self._identities(namespace, prompt), 0)
+        sequence.planned = lease.computed
+        self._verify(lease.pages, sequence.identities, lease.published)
+        self._expect_untouched(lease.pages[lease.published // self.size :])
+        for copy in lease.copies:
+            assert copy.target == lease.pages[-1]
+            source = sequence.identities[lease.published : lease.computed]
+            assert self.kv[copy.source][: copy.tokens] == source, "a copy has the wrong source"
+            self.seen["copies"] += 1
+        self.seen["reused"] += lease.reused
+        self.sequences.append(sequence)
+
+    def extend(self) -> None:
+        """Reserve pages that may never be computed."""
+        sequence = self._pick()
+        if sequence is not None:
+            self._extend(sequence, self.rng.randrange(1, 2 * self.size + 2))
+
+    def plan(self) -> None:
+        """Plan a step of a few rows; up to three steps are in flight."""
+        if len(self.steps) >= 3:
+            self.end_step()
+            return
+        works = []
+        for sequence in self.rng.sample(self.sequences, min(3, len(self.sequences))):
+            lease = sequence.lease
+            if lease.released:
+                continue
+            ahead = sequence.planned - lease.computed
+            left = len(sequence.identities) - sequence.planned
+            count = min(left, self.rng.randrange(1, 3 * self.size + 2))
+            if count < 1 or not self._extend(sequence, ahead + count):
+                if not sequence.in_flight and lease.forgo_copy():
+                    self.seen["forgone"] += 1
+                    sequence.planned = lease.computed
+                elif count > 0 and not self.steps:
+                    self._let_go(self.rng.choice(self.sequences))
+                    self.seen["preemptions"] += 1
+                continue
+            start, sequence.planned = sequence.planned, sequence.planned + count
+            works.append(Work(sequence, array("i", lease.pages), start, sequence.planned))
+        works = [work for work in works if not work.sequence.lease.released]
+        if not works:
+            return
+        copies = [
+            copy
+            for work in works
+            if not work.sequence.in_flight
+            for copy in work.sequence.lease.copies
+        ]
+        step = Step(self.cache.begin_step(), copies, works, self.rng.random() < 0.05)
+        for work in works:
+            work.sequence.in_flight += 1
+            step.touched.update(work.pages[: -(-work.end // self.size)])
+        for copy in copies:
+            step.touched.update((copy.source, copy.target))
+        self.steps.append(step)
+        self.seen["steps in flight", len(self.steps)] += 1
+        if self.rng.random() < 0.5:
+            self._run_device(step)
+
+    def end_step(self) -> None:
+        """The oldest step commits, or fails and takes its requests with it."""
+        if not self.steps:
+            return
+        step = self.steps.popleft()
+        self._run_device(step)
+        for work in step.works:
+            sequence = work.sequence
+            sequence.in_flight -= 1
+            lease = sequence.lease
+            if lease.released:
+                continue
+            if step.fails:
+                self._let_go(sequence)
+                continue
+            before = lease.published
+            own = lease.pages[before // self.size :]
+            lease.copied()
+            lease.publish(work.end)
+            whole = work.end // self.size - before // self.size
+            if lease.pages[before // self.size :][:whole] != own[:whole]:
+                self.seen["adopted"] += 1
+            self._verify(lease.pages, sequence.identities, work.end)
+            if work.end == len(sequence.identities) and len(sequence.identities) < 8 * self.size:
+                self._append(sequence, self.rng.randrange(2))
+        self.cache.end_step(step.number)
+
+    def fork(self) -> None:
+        sequence = self._pick()
+        if sequence is None or sequence.in_flight or sequence.lease.copies:
+            return
+        tokens = bytearray(sequence.tokens)
+        lease = sequence.lease.fork(tokens)
+        twin = Sequence(
+            sequence.namespace, tokens, lease, list(sequence.identities), lease.computed
+        )
+        self._verify(lease.pages, twin.identities, lease.computed)
+        if self.rng.random() < 0.8:
+            self._append(twin, self.rng.randrange(2, 4))
+        self.sequences.append(twin)
+        self.seen["forks"] += 1
+
+    def release(self) -> None:
+        sequence = self._pick()
+        if sequence is None:
+            return
+        self.seen["aborts in flight"] += sequence.in_flight > 0
+        self.seen["aborts before copies"] += bool(sequence.lease.copies)
+        self._let_go(sequence)
+
+    def evict(self) -> None:
+        cold = self._cold()
+        wanted = self.rng.choice((1, 1, 1, 2, self.cache.pool.num_pages))
+        if wanted == 1 and cold:
+            page = min(cold, key=lambda leaf: (leaf.last_use, -leaf.end, leaf.serial)).pages[-1]
+            assert self.cache.evict(1) == 1
+            assert self.cache.pool.holders(page) == 0, "not the coldest, deepest block was evicted"
+        else:
+            self.cache.evict(wanted)
+        self.seen["evictions"] += 1
+
+    def purge(self) -> None:
+        namespace = self.rng.choice(NAMESPACES)
+        self.cache.purge(namespace)
+        assert self.cache.peek(pack([0] * 50), namespace).tokens == 0
+        self.seen["purges"] += 1
+
+    def reset(self) -> None:
+        self.cache.reset()
+        assert not self.cache.tree.roots
+        self.seen["resets"] += 1
+
+    def drain(self) -> None:
+        """Everybody goes, and nothing may be left over."""
+        while self.steps:
+            self.end_step()
+        while self.sequences:
+            self._let_go(self.sequences[-1])
+        cache = self.cache
+        cache.check()
+        everything = cache.pool.num_pages - 1
+        assert cache.pool.free + cache.tree.evictable == everything
+        assert not any(node.pins for root in cache.tree.roots.values() for node in walk(root))
+        assert not cache.leases
+        cache.evict(everything)
+        cache.check()
+        assert cache.pool.free == everything
+        assert (cache.tree.roots, cache.tree.nodes, cache.tree.pages) == ({}, 0, 0)
+
+    # What the operations are made of
+
+    def _prompt(self) -> list[int]:
+        """Repeats, extends, cuts or changes an earlier prompt, so that most share something."""
+        rng, size = self.rng, self.size
+        prompt: list[int] = []
+        if self.prompts and rng.random() < 0.9:
+            prompt = list(rng.choice(self.prompts))
+            kind = rng.random()
+            if kind < 0.35:
+                prompt = prompt[: rng.randrange(len(prompt)) + 1]
+            if 0.2 < kind < 0.45:
+                prompt[rng.randrange(len(prompt))] = rng.randrange(4)
+            if kind > 0.65:
+                prompt += rng.choices(range(3), k=rng.randrange(1, 2 * size + 2))
+        prompt = prompt[: 6 * size] or rng.choices(range(3), k=rng.randrange(1, 4 * size + 2))
+        if len(self.prompts) < 12:
+            self.prompts.append(prompt)
+        else:
+            self.prompts[rng.randrange(12)] = prompt
+        return prompt
+
+    def _identities(self, namespace: bytes, tokens: list[int]) -> list[int]:
+        identities: list[int] = []
+        last: object = namespace
+        for token in tokens:
+            last = self.known.setdefault((last, token), len(self.known))
+            identities.append(last)
+        return identities
+
+    def _append(self, sequence: Sequence, token: int) -> None:
+        last = sequence.identities[-1]
+        sequence.identities.append(self.known.setdefault((last, token), len(self.known)))
+        sequence.tokens.extend(pack([token]))
+
+    def _pick(self) -> Sequence | None:
+        return self.rng.choice(self.sequences) if self.sequences else None
+
+    def _let_go(self, sequence: Sequence) -> None:
+        sequence.lease.release()
+        self.sequences.remove(sequence)
+        if self.rng.random() < 0.3:
+            self.prompts.append(unpack(sequence.tokens))
+            self.prompts.pop(0)
+
+    def _extend(self, sequence: Sequence, count: int) -> bool:
+        lease, pool = sequence.lease, self.cache.pool
+        missing = max(0, -(-(lease.computed + count) // self.size) - len(lease.pages))
+        index, filled = divmod(lease.computed, self.size)
+        shared = filled > 0 and pool.holders(lease.pages[index]) > 1
+        needed = missing + shared
+        row = lease.pages[:]
+        before = self._shape()
+        if not lease.extend(count):
+            assert lease.pages == row
+            if not self.steps:
+                assert needed > self.cache.available, "pages were there, and none was given"
+                assert self._shape() == before, "a refusal changes something"
+            self.seen["refusals"] += 1
+            return False
+        assert len(lease.pages) == len(row) + missing
+        changed = [page for page in lease.pages if page not in row]
+        assert len(changed) == needed
+        self._expect_untouched(array("i", changed))
+        self.seen["copies on write"] += shared
+        return True
+
+    def _expect_untouched(self, pages: array[int]) -> None:
+        assert 0 not in pages, "the scratch page was handed out"
+        for step in self.steps:
+            both = step.touched.intersection(pages)
+            assert not both, f"step {step.number} is in flight and uses {both}"
+        self.seen["pages handed out in flight"] += len(pages) if self.steps else 0
+
+    def _run_device(self, step: Step) -> None:
+        """The device runs steps in order; each reads all that came before what it writes."""
+        for earlier in self.steps:
+            if earlier.number < step.number:
+                self._run_device(earlier)
+        if step.ran:
+            return
+        step.ran = True
+        for copy in step.copies:
+            self.kv[copy.target][: copy.tokens] = self.kv[copy.source][: copy.tokens]
+        for work in step.works:
+            if work.sequence.failed:
+                continue
+            work.sequence.failed = step.fails
+            identities = work.sequence.identities
+            self._verify(work.pages, identities, work.start)
+            for position in range(work.start, work.end):
+                block, slot = divmod(position, self.size)
+                value = GARBAGE if step.fails else identities[position]
+                self.kv[work.pages[block]][slot] = value
+
+    def _verify(self, pages: array[int], identities: list[int], computed: int) -> None:
+        kv = self.kv
+        content = [kv[page] for page in pages[: -(-computed // self.size)]]
+        flat = [value for page in content for value in page][:computed]
+        assert flat == identities[:computed], "a sequence reads KV that is not its own"
+
+    def _longest(self, namespace: bytes, prompt: list[int], limit: int | None) -> int:
+        """The longest common head with any path from the root, found by walking all of them."""
+        most = len(prompt) - 1 if limit is None else max(0, min(limit, len(prompt) - 1))
+        root = self.cache.tree.roots.get(namespace)
+        best = 0
+        stack: list[tuple[Node, list[int]]] = [(root, [])] if root is not None else []
+        while stack:
+            node, path = stack.pop()
+            path = path + unpack(node.key)
+            common = 0
+            while common < min(len(path), most) and path[common] == prompt[common]:
+                common += 1
+            best = max(best, common)
+            stack.extend((child, path) for child in node.children or ())
+        return best
+
+    def _cold(self) -> list[Node]:
+        """The leaves that may be evicted now, by the rules and not by the order."""
+        return [
+            node
+            for root in self.cache.tree.roots.values()
+            for node in walk(root)
+            if not node.children and not node.pins and node is not root
+            if node.last_use <= self.cache.pool.ended
+        ]
+
+    def _shape(self) -> tuple[object, ...]:
+        """All that a refusal or a peek must leave as it was."""
+        nodes = [
+            (node.end, bytes(node.key), tuple(node.pages), node.pins, node.last_use, node.hits)
+            for root in self.cache.tree.roots.values()
+            for node in walk(root)
+        ]
+        pool = self.cache.pool
+        return nodes, pool.free, pool.quarantined, len(self.cache.tree.order), len(self.known)
+
+
+def run(operations: int, seed: int, check_every: int = 1) -> Counter[str]:
+    """Run ``operations`` random ones; returns how often what was met. Raises AssertionError or
+    CacheError at the first fault."""
+    rng = random.Random(seed)
+    seen: Counter[str] = Counter()
+    for first in range(0, operations, EPISODE):
+        page_size = rng.choice((1, 2, 4, 16))
+        simulation = Simulation(rng, page_size, rng.choice((4, 12, 25, 41)))
+        for number in range(first, min(first + EPISODE, operations)):
+            simulation.act()
+            if number % check_every == 0:
+                simulation.cache.check()
+        simulation.drain()
+        seen += simulation.seen
+    assert TOKEN_BYTES == 4
+    return seen

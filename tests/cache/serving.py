@@ -1,0 +1,63 @@
+"""Short words for what a server does with the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from radixserve.cache.lease import Lease
+from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.tree import Node, walk
+from radixserve.tokens import pack, unpack
+
+
+def prefill(
+    cache: PrefixCache, tokens: Iterable[int], namespace: bytes = b"", *, limit: int | None = None
+) -> Lease:
+    """Acquire, compute and publish all of ``tokens``; the lease stays."""
+    packed = bytearray(pack(tokens))
+    lease = cache.acquire(packed, namespace, limit=limit)
+    compute(lease, len(packed) // 4 - lease.computed)
+    return lease
+
+
+def compute(lease: Lease, count: int) -> None:
+    """Compute and publish the next ``count`` tokens."""
+    assert lease.extend(count)
+    lease.copied()
+    lease.publish(lease.computed + count)
+
+
+def append(lease: Lease, *tokens: int) -> None:
+    """Append generated tokens and compute them."""
+    assert isinstance(lease.tokens, bytearray)
+    lease.tokens.extend(pack(tokens))
+    compute(lease, len(tokens))
+
+
+def serve(cache: PrefixCache, tokens: Iterable[int], namespace: bytes = b"") -> int:
+    """A whole request; returns how many tokens it reused."""
+    with prefill(cache, tokens, namespace) as lease:
+        return lease.reused
+
+
+def found(cache: PrefixCache, tokens: Iterable[int], namespace: bytes = b"") -> int:
+    """How many of ``tokens`` (and not one less) are in the cache."""
+    return cache.peek(pack([*tokens, -1]), namespace).tokens
+
+
+def nodes(cache: PrefixCache, namespace: bytes = b"") -> list[tuple[int, list[int]]]:
+    """Every node below the root as (end, tokens of its edge), by depth."""
+    root = cache.tree.roots.get(namespace)
+    below = [] if root is None else [node for node in walk(root) if node is not root]
+    return sorted((node.end, unpack(node.key)) for node in below)
+
+
+def only_node(cache: PrefixCache, namespace: bytes = b"") -> Node:
+    (node,) = [n for n in walk(cache.tree.roots[namespace]) if n.parent is not None]
+    return node
+
+
+def idle(cache: PrefixCache) -> bool:
+    """Nothing is used: every page is free or cold, and nothing is pinned."""
+    cache.check()
+    return not cache.leases and cache.available == cache.pool.num_pages - 1

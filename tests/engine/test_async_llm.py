@@ -1,0 +1,245 @@
+"""The engine on its thread: streams, aborts, failures, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from radixserve.engine.async_llm import AsyncLLM
+from radixserve.engine.frontend import TextDelta, TextRequest
+from radixserve.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.text.tokenizer import Tokenizer
+from radixserve.tokens import pack, unpack
+from tests.engine.simulated import TEXT, SayingModel, simulated_engine
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, **settings: object
+) -> AsyncIterator[tuple[AsyncLLM, SayingModel, Tokenizer]]:
+    engine, model, tokenizer = simulated_engine(directory, **settings)
+    await engine.start_with(model, tokenizer, "tiny")
+    try:
+        yield engine, model, tokenizer
+    finally:
+        model.free()
+        await engine.stop()
+
+
+def ask(tokenizer: Tokenizer, text: str = "Hello?", name: str = "r", **fields) -> TextRequest:
+    sampling = {"max_tokens": 20, "temperature": 0.0, **fields.pop("sampling", {})}
+    prompt = fields.pop("prompt", None) or tokenizer.encode(text)
+    return TextRequest(id=name, prompt=prompt, sampling=SamplingParams(**sampling), **fields)
+
+
+async def collect(engine: AsyncLLM, request: TextRequest) -> list[TextDelta]:
+    return [delta async for delta in engine.generate(request)]
+
+
+async def idle(engine: AsyncLLM) -> None:
+    """Wait until the engine says that nothing runs and nothing waits."""
+    while engine.stats().running or engine.stats().waiting:
+        await asyncio.sleep(0)
+
+
+def test_an_answer_streams_and_ends_with_its_usage(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, _, tokenizer):
+            deltas = await collect(engine, ask(tokenizer))
+            assert "".join(delta.text for delta in deltas) == TEXT[:20]
+            assert [delta.finish for delta in deltas] == [None] * 19 + ["length"]
+            assert deltas[-1].usage.completion_tokens == 20
+            length = len(tokenizer.encode("Hello?")) // 4
+            assert deltas[-1].usage.prompt_tokens == length
+            again = await collect(engine, ask(tokenizer, name="again"))
+            assert again[-1].usage.cached_tokens == length - 1
+
+    asyncio.run(scenario())
+
+
+def test_concurrent_answers_do_not_mix(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, _, tokenizer):
+            requests = [
+                ask(tokenizer, f"Question {index}", f"r{index}", sampling={"max_tokens": 5 + index})
+                for index in range(20)
+            ]
+            for index, deltas in enumerate(
+                await asyncio.gather(*(collect(engine, request) for request in requests))
+            ):
+                assert "".join(delta.text for delta in deltas) == TEXT[: 5 + index]
+
+    asyncio.run(scenario())
+
+
+def test_n_answers_share_one_prefill_and_are_told_apart_by_index(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, model, tokenizer):
+            deltas = await collect(engine, ask(tokenizer, "A prompt", n=3))
+            for index in range(3):
+                mine = [delta for delta in deltas if delta.index == index]
+                assert "".join(delta.text for delta in mine) == TEXT[:20]
+                assert mine[-1].finish == "length"
+            assert model.computed == len(tokenizer.encode("A prompt")) // 4 + 3 * 19
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_string_across_tokens_ends_the_answer_and_frees_its_pages(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, model, tokenizer):
+            model.hold()
+            model.allow(len("The tree keeps what"))
+            request = ask(tokenizer, stop=("keeps what",), sampling={"max_tokens": 300})
+            deltas = await collect(engine, request)
+            model.free()
+            assert "".join(delta.text for delta in deltas) == "The tree "
+            assert (deltas[-1].finish, deltas[-1].stop) == ("stop", "keeps what")
+            await idle(engine)
+            stats = engine.stats()
+            assert stats.pages_free + stats.pages_evictable == stats.pages_total
+            assert stats.generated_tokens <= len("The tree keeps what") + 2
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_token_is_named_and_not_shown(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, _, tokenizer):
+            [stop] = unpack(tokenizer.encode("r"))
+            deltas = await collect(engine, ask(tokenizer, sampling={"stop_token_ids": (stop,)}))
+            assert "".join(delta.text for delta in deltas) == "The t"
+            assert deltas[-1].finish == "stop"
+            assert deltas[-1].stop == stop
+            assert deltas[-1].usage.completion_tokens == 6
+
+    asyncio.run(scenario())
+
+
+def test_logprobs_come_with_the_text_of_their_tokens(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, _, tokenizer):
+            deltas = await collect(engine, ask(tokenizer, sampling={"logprobs": 2}))
+            [first] = deltas[0].logprobs
+            assert (first.token, first.bytes, first.logprob) == ("T", b"T", -0.5)
+            assert [each.token for each in first.top] == ["T", "U"]
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_stream_frees_its_request_within_two_steps(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, model, tokenizer):
+            model.hold()
+            model.allow(3)
+            stream = engine.generate(ask(tokenizer, sampling={"max_tokens": 300}))
+            for _ in range(3):
+                await anext(stream)
+            await stream.aclose()
+            model.free()
+            await idle(engine)
+            assert model.steps <= 3 + 2
+            stats = engine.stats()
+            assert stats.pages_free + stats.pages_evictable == stats.pages_total
+            assert stats.finished["abort"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_waits_can_be_cancelled(tmp_path):
+    async def scenario():
+        async with running(tmp_path, max_num_seqs=1) as (engine, model, tokenizer):
+            model.hold()
+            first = asyncio.ensure_future(collect(engine, ask(tokenizer, "one", "one")))
+            second = asyncio.ensure_future(collect(engine, ask(tokenizer, "two", "two")))
+            await asyncio.sleep(0)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            model.free()
+            assert len(await first) == 20
+            await idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_refusals_come_at_the_first_step_of_the_stream(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, _, tokenizer):
+            with pytest.raises(ContextLengthError):
+                await collect(engine, ask(tokenizer, "x" * 500))
+            with pytest.raises(InvalidRequestError, match="Token 9999 at position 1"):
+                await collect(engine, ask(tokenizer, prompt=pack([5, 9999])))
+            with pytest.raises(InvalidRequestError, match="stop_token_ids"):
+                await collect(engine, ask(tokenizer, sampling={"stop_token_ids": (9999,)}))
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_refuses_the_next_request_and_no_other(tmp_path):
+    async def scenario():
+        async with running(tmp_path, max_queue=1, max_num_seqs=1) as (engine, model, tokenizer):
+            model.hold()
+            model.allow(1)
+            first = engine.generate(ask(tokenizer, "one", "one", sampling={"max_tokens": 300}))
+            await anext(first)
+            second = asyncio.ensure_future(collect(engine, ask(tokenizer, "two", "two")))
+            third = asyncio.ensure_future(collect(engine, ask(tokenizer, "three", "three")))
+            await asyncio.sleep(0)
+            model.allow(1)
+            with pytest.raises(OverloadedError):
+                await third
+            model.free()
+            await first.aclose()
+            assert len(await second) == 20
+
+    asyncio.run(scenario())
+
+
+def test_a_step_that_fails_ends_its_requests_with_an_error_and_the_engine_lives_on(
+    tmp_path, caplog
+):
+    async def scenario():
+        async with running(tmp_path) as (engine, model, tokenizer):
+            model.fail_at = 4
+            deltas = await collect(engine, ask(tokenizer))
+            assert deltas[-1].finish == "error"
+            assert "the device is on fire" in deltas[-1].error
+            assert len(deltas) == 4
+            assert engine.healthy()
+            again = await collect(engine, ask(tokenizer, name="again"))
+            assert "".join(delta.text for delta in again) == TEXT[:20]
+
+    asyncio.run(scenario())
+    assert "step" in caplog.text
+
+
+def test_after_the_end_requests_are_refused_and_those_in_flight_get_an_error(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (engine, model, tokenizer):
+            model.hold()
+            model.allow(1)
+            stream = engine.generate(ask(tokenizer, sampling={"max_tokens": 300}))
+            await anext(stream)
+            stopping = asyncio.ensure_future(engine.stop())
+            await asyncio.sleep(0)
+            model.allow(1)
+            await stopping
+            with pytest.raises(EngineDeadError):
+                async for _ in stream:
+                    pass
+            assert not engine.healthy()
+            with pytest.raises(EngineDeadError):
+                await collect(engine, ask(tokenizer, name="late"))
+
+    asyncio.run(scenario())

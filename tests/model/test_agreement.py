@@ -1,0 +1,129 @@
+"""Paged attention in any order and shape gives the logits of plain transformers."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from radixserve.attention.arrays import paged_batch
+from radixserve.attention.reference import ReferenceAttention
+from radixserve.config import EngineConfig
+from radixserve.model.decoder import Decoder
+from radixserve.model.kv_storage import KvStorage
+from radixserve.model.loader import load
+from radixserve.model.survey import self_check, survey
+from radixserve.scheduling.plan import Row, StepPlan
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import pack
+from tests.model import tiny
+
+PROMPT = [(37 * i * i + 11 * i + 5) % tiny.VOCABULARY for i in range(41)]
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+class Paged:
+    """A loaded model over a pool of NaN, with sequences in scattered pages."""
+
+    def __init__(self, decoder: Decoder, page_size: int):
+        self.decoder = decoder
+        self.page_size = page_size
+        geometry = survey(decoder, tiny.CONTEXT)
+        storage = KvStorage(geometry, 400, page_size, decoder.device)
+        storage.kv.fill_(torch.nan)
+        self.backend = ReferenceAttention(storage.kv)
+        generator = torch.Generator().manual_seed(page_size)
+        self.free = (1 + torch.randperm(399, generator=generator)).tolist()
+
+    def pages(self, tokens: int) -> array[int]:
+        return array("i", [self.free.pop() for _ in range(-(-tokens // self.page_size))])
+
+    def logits(self, *chunks: tuple[list[int], int, array[int]]) -> torch.Tensor:
+        """All logits of one step over (tokens, start, pages) of each row."""
+        rows = [
+            Row(str(i), pack(tokens), start, pages, SamplingParams())
+            for i, (tokens, start, pages) in enumerate(chunks)
+        ]
+        batch = paged_batch(StepPlan(1, rows), self.page_size)
+        batch.sample_rows = torch.arange(len(batch.token_ids))
+        return self.decoder.logits(batch, self.backend)
+
+
+@pytest.fixture(scope="module", params=list(tiny.FAMILIES))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> torch.Tensor:
+    """Logits of plain transformers, [len(PROMPT), vocabulary]."""
+    plain = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        return plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
+
+
+@pytest.fixture(scope="module")
+def decoder(checkpoint: Path) -> Decoder:
+    return load(checkpoint, EngineConfig(dtype="float32", device="cpu")).decoder
+
+
+@pytest.fixture(params=[1, 2, 16], ids=lambda size: f"page{size}")
+def paged(request: pytest.FixtureRequest, decoder: Decoder) -> Paged:
+    return Paged(decoder, request.param)
+
+
+@pytest.mark.parametrize("chunk", [len(PROMPT), 7, 1])
+def test_a_prompt_in_chunks_of_any_size_gives_the_same_logits(
+    paged: Paged, expected: torch.Tensor, chunk: int
+):
+    pages = paged.pages(len(PROMPT))
+    parts = [
+        paged.logits((PROMPT[start : start + chunk], start, pages))
+        for start in range(0, len(PROMPT), chunk)
+    ]
+    torch.testing.assert_close(torch.cat(parts), expected, **CLOSE)
+
+
+def test_sequences_in_one_batch_do_not_see_each_other(paged: Paged, expected: torch.Tensor):
+    pages = [paged.pages(len(PROMPT)) for _ in range(3)]
+    paged.logits((PROMPT[:17], 0, pages[0]), (PROMPT[:30], 0, pages[1]))
+    mixed = paged.logits(
+        (PROMPT[17:18], 17, pages[0]), (PROMPT[:9], 0, pages[2]), (PROMPT[30:], 30, pages[1])
+    )
+    rows = [17, *range(9), *range(30, len(PROMPT))]
+    torch.testing.assert_close(mixed, expected[rows], **CLOSE)
+
+
+def test_pages_of_one_prefix_serve_every_continuation(paged: Paged, expected: torch.Tensor):
+    for cut in (1, 16, 23, len(PROMPT) - 1):
+        whole = cut // paged.page_size
+        prefix = paged.pages(whole * paged.page_size)
+        start = whole * paged.page_size
+        if start:
+            paged.logits((PROMPT[:start], 0, prefix))
+        for _ in range(2):
+            pages = prefix + paged.pages(len(PROMPT) - start)
+            rest = paged.logits((PROMPT[start:], start, pages))
+            torch.testing.assert_close(rest, expected[start:], **CLOSE)
+
+
+def test_only_the_sampled_rows_get_logits(paged: Paged, expected: torch.Tensor):
+    first, second = paged.pages(10), paged.pages(10)
+    rows = [
+        Row("a", pack(PROMPT[:10]), 0, first),
+        Row("b", pack(PROMPT[:10]), 0, second, SamplingParams()),
+    ]
+    logits = paged.decoder.logits(paged_batch(StepPlan(1, rows), paged.page_size), paged.backend)
+    torch.testing.assert_close(logits, expected[9:10], **CLOSE)
+    none = paged_batch(StepPlan(1, rows[:1]), paged.page_size)
+    assert paged.decoder.logits(none, paged.backend).shape == (0, tiny.VOCABULARY)
+
+
+def test_the_check_at_start_passes_what_is_right_and_refuses_what_is_not(decoder: Decoder):
+    geometry = survey(decoder, tiny.CONTEXT)
+    self_check(decoder, ReferenceAttention(KvStorage(geometry, 8, 4, decoder.device).kv), 256)

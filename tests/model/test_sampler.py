@@ -1,0 +1,237 @@
+"""The sampler, against one written the naive way, and against the distributions it should draw."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from radixserve.model.sampler import sample, uniform
+from radixserve.scheduling.plan import Fork, Row, Sampled
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import pack
+
+VOCABULARY = 50
+EOS = {7}
+
+
+def row(prompt: list[int] = [1, 2], output: list[int] = [], **params: Any) -> Row:  # noqa: B006
+    sampling = SamplingParams(**{"seed": 0, **params})
+    history = pack([*prompt, *output])
+    return Row("r", history, 0, array("i"), sampling, history, len(prompt))
+
+
+def draw(logits: torch.Tensor, *rows: Row) -> list[Sampled]:
+    return [first for first, *_ in sample(logits, rows, EOS)]
+
+
+def logits_of(*seeds: int, scale: float = 2.0) -> torch.Tensor:
+    return torch.stack(
+        [
+            torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * scale
+            for seed in seeds
+        ]
+    )
+
+
+def naive_distribution(logits: list[float], row: Row) -> list[float]:
+    """Probabilities of the next token, from the definitions, one number at a time."""
+    params = row.sampling
+    assert params is not None
+    history = np.frombuffer(row.history, ">i4").tolist()
+    output = history[row.prompt_length :]
+    values = list(logits)
+    for token, bias in params.logit_bias.items():
+        values[token] += bias
+    if len(output) < params.min_tokens:
+        for token in {*params.stop_token_ids, *(set() if params.ignore_eos else EOS)}:
+            values[token] = -math.inf
+    for token in set(history):
+        factor = params.repetition_penalty
+        values[token] = values[token] * factor if values[token] < 0 else values[token] / factor
+    for token, count in Counter(output).items():
+        values[token] -= params.frequency_penalty * count + params.presence_penalty
+    if params.temperature == 0:
+        return [float(token == values.index(max(values))) for token in range(len(values))]
+    exps = [math.exp((value - max(values)) / params.temperature) for value in values]
+    exps = [each if each >= params.min_p else 0.0 for each in exps]
+    if params.top_k > 0:
+        last = sorted(exps, reverse=True)[min(params.top_k, len(exps)) - 1]
+        exps = [each if each >= last else 0.0 for each in exps]
+    total, before, kept = sum(exps), 0.0, set()
+    for token in sorted(range(len(exps)), key=lambda token: (-exps[token], token)):
+        if before < params.top_p * total:
+            kept.add(token)
+        before += exps[token]
+    exps = [each if token in kept else 0.0 for token, each in enumerate(exps)]
+    return [each / sum(exps) for each in exps]
+
+
+def naive(logits: list[float], row: Row) -> int:
+    assert row.sampling is not None
+    assert row.sampling.seed is not None
+    left = uniform(row.sampling.seed, row.generated)
+    distribution = naive_distribution(logits, row)
+    for token, share in enumerate(distribution):
+        left -= share
+        if left < 0:
+            return token
+    return max(token for token, share in enumerate(distribution) if share)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "greedy": {"temperature": 0},
+    "cold": {"temperature": 0.3},
+    "top_k": {"top_k": 5},
+    "top_k of all": {"top_k": 999},
+    "top_p": {"top_p": 0.7},
+    "a tiny top_p": {"top_p": 1e-9},
+    "min_p": {"min_p": 0.2},
+    "all filters": {"min_p": 0.01, "top_k": 9, "top_p": 0.8, "temperature": 1.3},
+    "repetition": {"repetition_penalty": 1.7},
+    "repetition rewarded": {"repetition_penalty": 0.6, "temperature": 0},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 1.1, "temperature": 0},
+    "bias": {"logit_bias": {3: 5.0, 4: -100.0}},
+    "a forbidden stop": {"min_tokens": 9, "stop_token_ids": (11, 12)},
+    "a forbidden stop without eos": {"min_tokens": 9, "ignore_eos": True, "temperature": 0},
+    "everything": {
+        "min_p": 0.01, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.2,
+        "presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": {5: 2.0}, "min_tokens": 6,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS.keys())
+def test_tokens_are_those_of_the_naive_sampler(params: dict[str, Any]):
+    chance = random.Random(3)
+    rows, seeds = [], range(60)
+    for seed in seeds:
+        prompt = chance.choices(range(VOCABULARY), k=chance.randrange(1, 20))
+        output = chance.choices(range(VOCABULARY), k=chance.randrange(12))
+        rows.append(row(prompt, output, **{**params, "seed": seed}))
+    logits = logits_of(*seeds)
+    expected = [
+        naive(values, each) for values, each in zip(logits.double().tolist(), rows, strict=True)
+    ]
+    assert [each.token for each in draw(logits, *rows)] == expected
+
+
+def test_a_row_samples_the_same_whatever_is_in_the_batch():
+    rows = [row(output=[1] * n, **params) for n, params in enumerate(SETTINGS.values())]
+    logits = logits_of(*range(len(rows)))
+    together = draw(logits, *rows)
+    alone = [draw(logits[i : i + 1], each)[0] for i, each in enumerate(rows)]
+    backwards = draw(logits.flip(0), *rows[::-1])[::-1]
+    assert together == alone == backwards
+
+
+@pytest.mark.parametrize("name", ["plain", "top_k", "top_p", "min_p", "everything"])
+def test_draws_follow_the_filtered_distribution(name: str):
+    draws = 4000
+    logits = logits_of(5, scale=1.0)
+    rows = [row(**{**SETTINGS[name], "seed": seed}) for seed in range(draws)]
+    counts = Counter(each.token for each in draw(logits.expand(draws, -1), *rows))
+    shares = naive_distribution(logits[0].double().tolist(), rows[0])
+    assert not [token for token in counts if shares[token] == 0]
+    expected = {token: share * draws for token, share in enumerate(shares) if share * draws > 5}
+    statistic = sum((counts[token] - mean) ** 2 / mean for token, mean in expected.items())
+    freedom = len(expected) - 1
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def test_a_seed_repeats_itself_and_every_token_of_it_is_drawn_anew():
+    numbers = [uniform(seed, index) for seed in (0, 1, -1, 2**63 - 1) for index in range(500)]
+    assert numbers == [uniform(s, i) for s in (0, 1, -1, 2**63 - 1) for i in range(500)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 <= number < 1 for number in numbers)
+    assert abs(sum(numbers) / len(numbers) - 0.5) < 0.03
+
+
+def test_forks_sample_the_same_logits_each_its_own_way():
+    first = row(seed=1)
+    others = [SamplingParams(seed=seed) for seed in range(2, 30)]
+    first.forks = [Fork(str(n), params) for n, params in enumerate(others)]
+    logits = logits_of(9)
+    (tokens,) = sample(logits, [first], EOS)
+    alone = [draw(logits, row(seed=seed))[0] for seed in range(1, 30)]
+    assert list(tokens) == alone
+    assert len({each.token for each in tokens}) > 3
+    greedy = row(temperature=0)
+    greedy.forks = [Fork("g", SamplingParams(temperature=0))]
+    assert sample(logits, [greedy], EOS) == [(Sampled(int(logits.argmax())),) * 2]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"repetition_penalty": 1.5, "top_k": 2}])
+def test_logprobs_are_of_the_model_and_not_of_the_filters(params: dict[str, Any]):
+    logits = logits_of(4)
+    (sampled,) = draw(logits, row(**params, logprobs=3))
+    model = logits[0].double().log_softmax(-1)
+    assert sampled.logprob == pytest.approx(float(model[sampled.token]), abs=1e-9)
+    best = model.topk(3)
+    assert [token for token, _ in sampled.top] == best.indices.tolist()
+    assert [value for _, value in sampled.top] == pytest.approx(best.values.tolist(), abs=1e-9)
+    (chosen_only,) = draw(logits, row(**params, logprobs=0))
+    assert chosen_only.top == ()
+    assert chosen_only.logprob == sampled.logprob
+
+
+def test_ties_go_to_the_lower_token():
+    flat = torch.zeros(1, VOCABULARY)
+    assert draw(flat, row(temperature=0))[0].token == 0
+    assert [token for token, _ in draw(flat, row(logprobs=3))[0].top] == [0, 1, 2]
+    drawn = {draw(flat, row(top_p=0.1, seed=seed))[0].token for seed in range(200)}
+    assert drawn == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"logprobs": 2}])
+def test_a_row_that_is_not_a_number_fails_alone(bad: float, params: dict[str, Any]):
+    logits = logits_of(1, 2, 3)
+    healthy = draw(logits, *[row(**params)] * 3)
+    logits[1, 13] = bad
+    first, failed, last = draw(logits, *[row(**params)] * 3)
+    assert failed.error is not None
+    assert (first, last) == (healthy[0], healthy[2])
+
+
+def test_a_token_that_the_model_rules_out_is_no_fault():
+    logits = logits_of(1)
+    logits[0, 20:] = -math.inf
+    drawn = {draw(logits, row(seed=seed))[0].token for seed in range(300)}
+    assert drawn <= set(range(20))
+
+
+def test_parameters_that_rule_out_everything_fail_the_row():
+    logits = torch.full((1, VOCABULARY), -math.inf)
+    logits[0, 7] = 1.0
+    assert draw(logits, row(min_tokens=1))[0].error is not None
+
+
+def test_a_temperature_next_to_zero_is_greedy_and_a_high_one_is_not():
+    logits = logits_of(2)
+    best = int(logits.argmax())
+    assert draw(logits, row(temperature=5e-324, seed=5))[0].token == best
+    assert len({draw(logits, row(temperature=2.0, seed=s))[0].token for s in range(50)}) > 10
+
+
+def test_penalties_see_the_whole_history_and_not_only_what_was_computed():
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 30], logits[0, 31] = 2.0, 1.9
+    cached = row([30] * 100, repetition_penalty=2.0, temperature=0)
+    cached.tokens, cached.start = pack([30]), 99
+    assert draw(logits, cached)[0].token == 31
+    assert draw(logits, row([30] * 100, presence_penalty=2.0, temperature=0))[0].token == 30
+
+
+def test_half_precision_logits_are_sampled_as_they_are():
+    logits = logits_of(6).bfloat16()
+    for params in SETTINGS.values():
+        assert draw(logits, row(**params)) == draw(logits.float(), row(**params))

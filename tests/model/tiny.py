@@ -1,0 +1,70 @@
+"""Tiny random models of several families, written as a checkpoint directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCABULARY = 256
+CONTEXT = 256
+_LLAMA_LIKE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_LLAMA_LIKE, head_dim=16),
+    "qwen2": lambda: Qwen2Config(**_LLAMA_LIKE, use_sliding_window=False),
+    "qwen3": lambda: Qwen3Config(**_LLAMA_LIKE, head_dim=32, tie_word_embeddings=True),
+    "mistral": lambda: MistralConfig(**_LLAMA_LIKE, sliding_window=None),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        n_positions=CONTEXT,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+}
+
+
+def model(config: PreTrainedConfig, *, seed: int = 0, std: float = 0.3) -> PreTrainedModel:
+    """A model of ``config`` in fp32, its weights N(0, std), so that logits do not nearly tie.
+
+    Norms and everything else that starts at one get N(1, std / 3).
+    """
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in made.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        is_norm = bool((parameter == 1).all())
+        parameter.data = 1 + noise * std / 3 if is_norm else noise * std
+    made.tie_weights()
+    return made.eval()
+
+
+def write(directory: Path, family: str = "llama", *, seed: int = 0) -> Path:
+    """A checkpoint of ``family``, a key of FAMILIES, in ``directory``, which is returned."""
+    model(FAMILIES[family](), seed=seed).save_pretrained(directory)
+    return directory
