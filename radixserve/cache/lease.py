@@ -118,18 +118,6 @@ class Lease:
             else:
                 self._cache.unpin(source)
 
-    def forgo_copy(self) -> bool:
-        """Do without the copied part of a block, whose source takes a page as long as it is
-        pinned: its tokens are to be computed instead. Says whether there was one. O(1)."""
-        if not self._copies or self._copies[-1][1] is None:
-            return False
-        copy, source = self._copies.pop()
-        assert source is not None
-        self.computed -= copy.tokens
-        self.reused -= copy.tokens
-        self._cache.unpin(source)
-        return True
-
     def publish(self, computed: int) -> None:
         """The KV of the first ``computed`` tokens exists: put its whole blocks into the tree.
 

@@ -29,6 +29,7 @@ def check(cache: PrefixCache) -> None:
     _check_roots(cache)
     _check_pins(cache, [*attached, *cut_off])
     _check_leases(cache)
+    _check_copies(cache, [*attached, *cut_off])
     _check_order(cache, attached)
     _check_counters(cache, attached, cut_off)
 
@@ -58,8 +59,15 @@ def _check_pages(cache: PrefixCache, attached: list[Node], cut_off: list[Node]) 
         held.update(node.pages)
     for page, count in held.items():
         _demand(count == 1, f"page {page} stands {count} times in the tree")
+        _demand(pool.holders(page) == 1, f"page {page} of the tree has other holders")
+    blocks: dict[int, int] = {}
     for lease in cache.leases:
-        held.update(lease.pages[lease.published // cache.page_size :])
+        first = lease.published // cache.page_size
+        for block, page in enumerate(lease.pages[first:], first):
+            _demand(
+                blocks.setdefault(page, block) == block, f"page {page} is shared as another block"
+            )
+        held.update(lease.pages[first:])
         held.update(copy.source for copy, node in lease.copy_sources if node is None)
     idle = pool.idle()
     resting = Counter(idle)
@@ -72,6 +80,7 @@ def _check_pages(cache: PrefixCache, attached: list[Node], cut_off: list[Node]) 
         _demand(places == 1, f"page {page} is in {places} places")
     _demand(SCRATCH_PAGE not in held and SCRATCH_PAGE not in resting, "the scratch page is in use")
     _demand(len(idle) == pool.free + pool.quarantined, "the pool miscounts its idle pages")
+    _demand(pool.sound(), "a page waits for a step that has ended")
 
 
 def _check_node(cache: PrefixCache, node: Node) -> None:
@@ -137,6 +146,15 @@ def _check_leases(cache: PrefixCache) -> None:
             lease.published <= lease.computed <= len(lease.pages) * cache.page_size,
             "a lease computed more than it has pages for",
         )
+
+
+def _check_copies(cache: PrefixCache, nodes: list[Node]) -> None:
+    pinned = {page for node in nodes if node.pins for page in node.pages}
+    for lease in cache.leases:
+        own = lease.pages[lease.published // cache.page_size :]
+        for copy, node in lease.copy_sources:
+            _demand(copy.target in own, "a copy goes into a page of another")
+            _demand(node is None or copy.source in pinned, "the source of a copy is not pinned")
 
 
 def _check_order(cache: PrefixCache, attached: list[Node]) -> None:

@@ -122,3 +122,7 @@ class PagePool:
     def idle(self) -> list[int]:
         """Every page that nobody holds: the free ones, then those in quarantine. O(pages)."""
         return self._free + [page for _, page in self._quarantine]
+
+    def sound(self) -> bool:
+        """Whether every page in quarantine waits for a step that has not ended. O(pages)."""
+        return all(step > self.ended for step, _ in self._quarantine)

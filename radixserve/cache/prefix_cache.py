@@ -73,8 +73,21 @@ class PrefixCache:
         At least one token is always left to compute. ``limit`` is the number of tokens that may be
         reused at most: a request that needs values at earlier positions passes the first of them.
 
-        Runs in O(edges · log children + tokens compared), plus O(edge) when the match ends inside
-        an edge and splits it.
+        O(edges · log children + tokens compared), plus O(edge) when the match ends inside an edge
+        and splits it.
+        """
+        lease = self.reserve(tokens, namespace, 0, limit=limit)
+        assert lease is not None, "a lease without pages always fits"
+        return lease
+
+    def reserve(
+        self, tokens: Tokens, namespace: bytes, room: int, *, limit: int | None = None
+    ) -> Lease | None:
+        """``acquire``, with pages for ``room`` tokens in all.
+
+        All or nothing: None means that not so many pages are free or cold beside the matched ones,
+        and nothing has changed. Where a part of a block could be copied but its source takes the
+        page that is missing, those tokens are left to compute.
         """
         tree = self.tree
         root = tree.root(namespace)
@@ -85,12 +98,32 @@ class PrefixCache:
             anchor = tree.split(child, common)
             at += common
         tree.pin(anchor)
+        wanted = max(0, -(-room // self.page_size) - at // tree.block)
+        stop = min(reusable, at + tree.block)
+        source, length = tree.nearest(anchor, tokens, at, stop)
+        pages = None
+        if source is not None:
+            tree.pin(source)
+            pages = self.take(max(wanted, 1))
+            if pages is None:
+                tree.unpin(source, now=0)
+                source = None
+        if source is None:
+            pages = self.take(wanted)
+        if pages is None:
+            tree.unpin(anchor, now=0)
+            return None
         anchor.hits += 1
         lease = Lease(self, tokens, anchor)
-        lease.pages = _row(anchor)
         lease.published = lease.computed = lease.reused = at // TOKEN_BYTES
+        lease.pages = _row(anchor)
+        if source is not None:
+            copied = length // TOKEN_BYTES
+            lease.add_copy(PageCopy(source.pages[0], pages[0], copied), source)
+            lease.computed += copied
+            lease.reused += copied
+        lease.pages.extend(pages)
         self.leases.add(lease)
-        self._copy_part_block(lease, at, min(reusable, at + tree.block))
         return lease
 
     def peek(self, tokens: Tokens, namespace: bytes, *, limit: int | None = None) -> Peek:
@@ -123,7 +156,7 @@ class PrefixCache:
         """Forget a namespace, also under load: running requests keep what they hold, and nothing
         that they compute later is published. O(its nodes + leases)."""
         freed, held = self.tree.detach(namespace)
-        self.pool.give_back(freed, unused=True)
+        self.pool.give_back(freed)
         return Purge(len(freed), held)
 
     def reset(self) -> Purge:
@@ -151,20 +184,26 @@ class PrefixCache:
 
     def take(self, count: int) -> array[int] | None:
         """``count`` pages, evicting the coldest when too few are free; None if there are not that
-        many, and then nothing is evicted. O(count + evictions)."""
+        many, and then nothing is evicted, or if too many of them wait for a step in flight.
+        O(count + evictions)."""
         if count > self.available:
             return None
         self.evict(count - self.pool.free)
-        return self.pool.take(count)
+        return self.pool.take(count) if count <= self.pool.free else None
 
     def evict(self, count: int) -> int:
         """Free at least ``count`` pages if so many are cold; returns how many were freed.
 
-        Takes blocks from the end of the coldest leaf. O(log leaves) a leaf, O(1) a page.
+        Takes blocks from the end of the coldest leaf. A leaf that was let go while a step was in
+        flight stays until that step has ended, for the step may still read it.
+        O(log leaves) a leaf, O(1) a page.
         """
         freed = 0
         while freed < count and len(self.tree.order):
-            pages = self.tree.trim(self.tree.order.coldest(), count - freed)
+            leaf = self.tree.order.coldest()
+            if leaf.last_use > self.pool.ended:
+                break
+            pages = self.tree.trim(leaf, count - freed)
             self.pool.give_back(pages, unused=True)
             freed += len(pages)
         self.evicted += freed
@@ -191,7 +230,7 @@ class PrefixCache:
             return
         leaf = anchor.children[place]
         if self.tree.is_open(leaf) and not leaf.pins:
-            self.pool.give_back(self.tree.trim(leaf, 1), unused=True)
+            self.pool.give_back(self.tree.trim(leaf, 1))
 
     # Below here: the parts of the above
 
@@ -201,21 +240,6 @@ class PrefixCache:
             return 0
         most = max(0, len(tokens) // TOKEN_BYTES - 1)
         return (most if limit is None else max(0, min(limit, most))) * TOKEN_BYTES
-
-    def _copy_part_block(self, lease: Lease, at: int, stop: int) -> None:
-        source, common = self.tree.nearest(lease.anchor, lease.tokens, at, stop)
-        if source is None:
-            return
-        self.tree.pin(source)
-        taken = self.take(1)
-        if taken is None:
-            self.unpin(source)
-            return
-        tokens = common // TOKEN_BYTES
-        lease.pages.extend(taken)
-        lease.add_copy(PageCopy(source.pages[0], taken[0], tokens), source)
-        lease.computed += tokens
-        lease.reused += tokens
 
 
 def block_ids(tokens: Tokens, namespace: bytes, page_size: int) -> list[str]:

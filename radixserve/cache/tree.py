@@ -109,15 +109,21 @@ class RadixTree:
         O(edges · log children + bytes compared).
         """
         node, at, block = root, 0, self.block
-        while at < stop:
-            child = node.child(tokens[at : at + block])
-            if child is None:
+        while at < stop and node.keys is not None and node.children is not None:
+            # Written out instead of calling ``child``: this loop is the cost of a match.
+            first = tokens[at : at + block]
+            place = bisect_left(node.keys, first)
+            if place == len(node.keys):
                 break
-            key = child.key
-            if at + len(key) > stop or not tokens.startswith(key, at):
+            key = node.keys[place]
+            end = at + len(key)
+            if end > stop or not tokens.startswith(key, at):
+                if not key.startswith(first):
+                    break
+                child = node.children[place]
                 return node, at, child, self.common_blocks(child, tokens, at, stop)
-            node = child
-            at += len(key)
+            node = node.children[place]
+            at = end
         return node, at, None, 0
 
     def nearest(self, node: Node, tokens: Tokens, at: int, stop: int) -> tuple[Node | None, int]:

@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from radixserve.config import EngineConfig
@@ -85,7 +85,7 @@ class AsyncLLM:
             raise EngineDeadError("The engine has not been started.")
         return self._stats
 
-    async def generate(self, request: TextRequest) -> AsyncIterator[TextDelta]:
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         answers = {
             answer.id: answer
             for answer in (Answer(index, request, self.tokenizer) for index in range(request.n))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
@@ -87,7 +87,7 @@ class Frontend(Protocol):
     async def stop(self) -> None:
         """End the step loop and give everything back."""
 
-    def generate(self, request: TextRequest) -> AsyncIterator[TextDelta]:
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         """Queue ``request`` and yield news of its answers as they come.
 
         Closing the iterator (or cancelling the task that reads it) aborts the request; its

@@ -31,7 +31,7 @@ from radixserve.text.gguf_tokenizer import write_tokenizer
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 OTHER_FILES = ["consolidated*", "*/*"]
 """Weights for other programs, and what lies in subfolders."""
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def prepare(config: EngineConfig) -> ModelFiles:
@@ -75,7 +75,7 @@ def _find(config: EngineConfig) -> ModelFiles:
         return _from_gguf(path, config)
     if path.is_file():
         raise ModelError(f"{path} is neither a directory nor a GGUF file (.gguf).")
-    if config.load_format == "gguf" or not HUB_ID.fullmatch(config.model):
+    if config.load_format == "gguf" or path.suffix == ".gguf" or not HUB_ID.fullmatch(config.model):
         raise ModelError(f"{config.model}: there is no such file or directory.")
     directory = _from_hub(config.model, weights=config.load_format != "dummy")
     return ModelFiles(directory, directory, config.model)
@@ -89,12 +89,15 @@ def _make_demo(target: Path) -> None:
 
 
 def _from_gguf(path: Path, config: EngineConfig) -> ModelFiles:
-    state = path.stat()
     dtype = torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype]
-    key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {dtype}"
-    name = f"{path.stem}-{xxhash.xxh3_128_hexdigest(key.encode())[:16]}"
-    directory = _made(name, lambda target: _convert(path, target, dtype))
+    directory = _made(_gguf_key(path, dtype), lambda target: _convert(path, target, dtype))
     return ModelFiles(directory, directory, path.stem)
+
+
+def _gguf_key(path: Path, dtype: torch.dtype) -> str:
+    state = path.stat()
+    key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {dtype}"
+    return f"{path.stem}-{xxhash.xxh3_128_hexdigest(key.encode())[:16]}"
 
 
 def _convert(path: Path, target: Path, dtype: torch.dtype) -> None:

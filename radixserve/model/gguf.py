@@ -6,11 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import save_file
+from tqdm import tqdm
 from transformers import AutoConfig
 from transformers.integrations.gguf import read_gguf_metadata
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+    load_gguf_checkpoint,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from radixserve.errors import ModelError
@@ -38,9 +46,8 @@ def convert(path: Path, directory: Path, dtype: torch.dtype = torch.bfloat16) ->
         architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
         with torch.device("meta"):
             model = architecture(model_config)
-        tensors = load_gguf_checkpoint(
-            str(path), return_tensors=True, model_to_load=model, torch_dtype=dtype
-        )["tensors"]
+        kind = TENSOR_PROCESSORS.get(metadata["general.architecture"], TensorProcessor)
+        tensors = _tensors(path, model, kind(config=config), dtype)
     except ModelError:
         raise
     except Exception as error:  # readers of damaged files fail in every way there is
@@ -55,6 +62,27 @@ def convert(path: Path, directory: Path, dtype: torch.dtype = torch.bfloat16) ->
     eos = {"eos_token_id": model_config.eos_token_id, "bos_token_id": model_config.bos_token_id}
     (directory / "generation_config.json").write_text(json.dumps(eos), encoding="utf-8")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _tensors(
+    path: Path, model: torch.nn.Module, processor: TensorProcessor, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Dequantized weights by the names of ``model``; none of the file's is left out."""
+    names = get_gguf_hf_weights_map(model, processor)
+    parsed: dict[str, dict[str, torch.Tensor]] = {"tensors": {}}  # processors write to it as well
+    for tensor in tqdm(gguf.GGUFReader(path).tensors, desc="Dequantizing", unit=" tensors"):
+        weights, name, _ = processor.process(
+            weights=gguf.dequantize(tensor.data, tensor.tensor_type),
+            name=tensor.name,
+            tensor_key_mapping=names,
+            parsed_parameters=parsed,
+        )
+        if name is None:
+            continue
+        if name not in names:
+            raise ModelError(f"{path} holds {name}, which {type(model).__name__} does not have.")
+        parsed["tensors"][names[name]] = torch.from_numpy(np.array(weights, copy=True)).to(dtype)
+    return {name: tensor.to(dtype) for name, tensor in parsed["tensors"].items()}
 
 
 def _check(path: Path, metadata: dict[str, Any], names: tuple[str, ...]) -> None:

@@ -266,14 +266,10 @@ class Scheduler:
         never in need of a page again.
         """
         final = request.preemptions >= MAX_PREEMPTIONS
-        lease = self.cache.acquire(request.tokens, request.namespace)
-        need = request.limit if final else request.known
-        while not lease.extend(need - lease.computed):
-            if lease.forgo_copy():
-                continue
+        room = request.limit if final else request.known
+        while (lease := self.cache.reserve(request.tokens, request.namespace, room)) is None:
             victim = self._victim(request.rank)
             if victim is None or victim.priority <= request.priority:
-                lease.release()
                 return False
             self._preempt(victim, draft)
         self.waiting.remove(request)

@@ -84,5 +84,5 @@ def test_the_arrays_are_made_from_bytes_and_not_from_lists():
             spent.append(time.perf_counter() - begun)
         return min(spent)
 
-    # 65,536 page ids cost far less than the 256 rows do; as a list they would cost 30 times as much.
+    # 65,536 page ids cost less than the 256 rows do; as lists they would cost 30 times as much.
     assert cost(many) < 5 * cost(few)

@@ -9,51 +9,15 @@ from __future__ import annotations
 import random
 from array import array
 from collections import Counter, deque
-from dataclasses import dataclass, field
 
-from radixserve.cache.lease import Lease
-from radixserve.cache.pages import PageCopy
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.tree import Node, walk
-from radixserve.tokens import TOKEN_BYTES, pack, unpack
+from radixserve.tokens import pack, unpack
+from tests.cache.steps import Sequence, Step, Work
 
 GARBAGE = -1
 EPISODE = 500
 NAMESPACES = (b"", b"a", b"ab")
-
-
-@dataclass(eq=False)
-class Sequence:
-    """A request: its tokens, its lease, and what is planned of it."""
-
-    namespace: bytes
-    tokens: bytearray
-    lease: Lease
-    identities: list[int]
-    planned: int
-    in_flight: int = 0
-    failed: bool = False
-    """A step with it has failed on the device; those behind it compute nothing of use."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """One row of a step: tokens ``start:end`` of a sequence, by the pages of when it was planned."""
-
-    sequence: Sequence
-    pages: array[int]
-    start: int
-    end: int
-
-
-@dataclass
-class Step:
-    number: int
-    copies: list[PageCopy]
-    works: list[Work]
-    fails: bool
-    touched: set[int] = field(default_factory=set)
-    ran: bool = False
 
 
 class Simulation:
@@ -104,11 +68,19 @@ class Simulation:
         ids = self.cache.block_ids(tokens, namespace, limit=limit)
         assert len(ids) * self.size == peeked.blocks
 
-        lease = self.cache.acquire(tokens, namespace, limit=limit)
+        room = self.rng.randrange(2 * len(prompt)) if self.rng.random() < 0.5 else 0
+        lease = self.cache.reserve(tokens, namespace, room, limit=limit)
+        if lease is None:
+            assert room > 0, "a lease without pages was refused"
+            assert self.steps or self._shape() == before, "a refusal changes something"
+            self.seen["refused"] += 1
+            return
+        assert len(lease.pages) * self.size >= room, "a lease has less room than was asked for"
         if lease.reused != expected:
             assert lease.reused == peeked.blocks, "a match is shorter than what is there"
-            assert self.cache.pool.free == 0, "a page was free for a copy"
-            assert len(self._cold()) <= 1, "a page was cold for a copy"
+            if room == 0:
+                assert self.cache.pool.free == 0, "a page was free for a copy"
+                assert len(self._cold()) <= 1, "a page was cold for a copy"
             self.seen["copies without a page"] += 1
         assert lease.published == peeked.blocks
         assert lease.computed == lease.reused
@@ -117,7 +89,7 @@ class Simulation:
         self._verify(lease.pages, sequence.identities, lease.published)
         self._expect_untouched(lease.pages[lease.published // self.size :])
         for copy in lease.copies:
-            assert copy.target == lease.pages[-1]
+            assert copy.target == lease.pages[lease.published // self.size]
             source = sequence.identities[lease.published : lease.computed]
             assert self.kv[copy.source][: copy.tokens] == source, "a copy has the wrong source"
             self.seen["copies"] += 1
@@ -144,10 +116,7 @@ class Simulation:
             left = len(sequence.identities) - sequence.planned
             count = min(left, self.rng.randrange(1, 3 * self.size + 2))
             if count < 1 or not self._extend(sequence, ahead + count):
-                if not sequence.in_flight and lease.forgo_copy():
-                    self.seen["forgone"] += 1
-                    sequence.planned = lease.computed
-                elif count > 0 and not self.steps:
+                if count > 0 and not self.steps:
                     self._let_go(self.rng.choice(self.sequences))
                     self.seen["preemptions"] += 1
                 continue
@@ -169,7 +138,7 @@ class Simulation:
         for copy in copies:
             step.touched.update((copy.source, copy.target))
         self.steps.append(step)
-        self.seen["steps in flight", len(self.steps)] += 1
+        self.seen["three steps in flight"] += len(self.steps) == 3
         if self.rng.random() < 0.5:
             self._run_device(step)
 
@@ -179,6 +148,7 @@ class Simulation:
             return
         step = self.steps.popleft()
         self._run_device(step)
+        self.seen["steps that failed"] += step.fails
         for work in step.works:
             sequence = work.sequence
             sequence.in_flight -= 1
@@ -414,5 +384,4 @@ def run(operations: int, seed: int, check_every: int = 1) -> Counter[str]:
                 simulation.cache.check()
         simulation.drain()
         seen += simulation.seen
-    assert TOKEN_BYTES == 4
     return seen

@@ -88,8 +88,11 @@ def test_free_memory_is_below_what_is_installed():
 
 @pytest.mark.parametrize(
     ("folder", "limit", "usage"),
-    [(".", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes")],
-)  # fmt: skip
+    [
+        (".", "memory.max", "memory.current"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
 def test_a_control_group_leaves_its_limit_less_what_cannot_be_dropped(
     tmp_path: Path, folder: str, limit: str, usage: str
 ):

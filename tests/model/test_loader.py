@@ -14,8 +14,10 @@ from transformers import (
     BloomConfig,
     DeepseekV3Config,
     DiffLlamaConfig,
+    DogeConfig,
     Gemma3Config,
     GptOssConfig,
+    GraniteSWAConfig,
     LlamaConfig,
     LlamaForSequenceClassification,
     MambaConfig,
@@ -100,7 +102,12 @@ REFUSED = {
         ),
         "multi-head latent attention",
     ),
-    "a bias by distance": (BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4), "Bloom"),
+    "a bias by distance": (
+        BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
+        "Bloom",
+    ),
+    "sinks that only its attention tells of": (GraniteSWAConfig(**SMALL), "attention sinks"),
+    "a mask of its own": (DogeConfig(**SMALL), "'attention_mask' in its attention"),
     "two attentions a layer": (DiffLlamaConfig(**SMALL), "DiffLlama"),
     "attention that is told nothing": (StableLmConfig(**SMALL), "StableLm"),
 }
@@ -144,21 +151,30 @@ def test_a_window_is_refused_only_where_a_text_can_outgrow_it():
     assert check_config(Qwen2Config(**SMALL, sliding_window=32, use_sliding_window=False), 64) == 64
 
 
-@pytest.mark.parametrize(
-    ("config", "limit"),
-    [
-        (LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}), 32),
-        (Phi3Config(**SMALL, original_max_position_embeddings=32, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32}), 32),
-        (Llama4TextConfig(**SMALL, attn_temperature_tuning=True, floor_scale=33, attention_chunk_size=64), 32),
-    ],
-    ids=["dynamic", "longrope", "temperature tuning"],
-)  # fmt: skip
+def scaled(kind: str, **parameters: Any) -> dict[str, Any]:
+    original = {"original_max_position_embeddings": 32}
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **original, **parameters}}
+
+
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+CHANGING = {
+    "dynamic": LlamaConfig(**SMALL, **scaled("dynamic", factor=2.0)),
+    "longrope": Phi3Config(
+        **SMALL, original_max_position_embeddings=32, **scaled("longrope", **FACTORS)
+    ),
+    "temperature tuning": Llama4TextConfig(
+        **SMALL, attn_temperature_tuning=True, floor_scale=33, attention_chunk_size=64
+    ),
+}
+
+
+@pytest.mark.parametrize("config", CHANGING.values(), ids=CHANGING.keys())
 def test_positions_that_change_with_the_text_are_refused_beyond_where_they_do(
-    config: PreTrainedConfig, limit: int
+    config: PreTrainedConfig,
 ):
-    assert check_config(config, limit) == limit
-    with pytest.raises(ModelError, match=f"--max-model-len {limit} or less"):
-        check_config(config, limit + 1)
+    assert check_config(config, 32) == 32
+    with pytest.raises(ModelError, match="--max-model-len 32 or less"):
+        check_config(config, 33)
 
 
 def test_a_context_longer_than_the_model_knows_is_refused():

@@ -1,0 +1,188 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.engine.frontend import TextDelta, TextRequest, TokenLogprob
+from radixserve.scheduling.sampling import MAX_LOGPROBS
+from radixserve.server.answer import Envelope, clipped, respond
+from radixserve.server.fields import CHAT_REFUSED, triage
+from radixserve.server.limits import decode, read_body
+from radixserve.server.parameters import check_model, sampling_params, text_request
+from radixserve.server.service import Deltas, Service
+from radixserve.server.sse import event
+from radixserve.server.wire import (
+    ChatChoice,
+    ChatLogprobs,
+    ChatRequest,
+    Delta,
+    Message,
+    TokenLogprobObject,
+    TopLogprob,
+    invalid,
+)
+
+MESSAGE_FIELDS = frozenset(
+    {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call"}
+    | {"reasoning", "reasoning_content", "thinking", "audio", "annotations"}
+)
+PART_FIELDS = frozenset({"type", "text"})
+
+
+async def chat_completions(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, ChatRequest)
+    ignored = triage(raws, ChatRequest, CHAT_REFUSED)
+    card = service.frontend.card
+    check_model(fields, card)
+    length = ("max_tokens", fields.max_tokens)
+    if fields.max_completion_tokens is not None:
+        length = ("max_completion_tokens", fields.max_completion_tokens)
+    logprobs = ("top_logprobs", _top_logprobs(fields))
+    sampling = sampling_params(fields, card, max_tokens=length, logprobs=logprobs)
+    envelope = Envelope.of(request, fields, kind="chat.completion", prefix="chatcmpl-")
+    asked = partial(
+        text_request,
+        fields,
+        request.headers,
+        identity=envelope.id,
+        sampling=sampling,
+        continuation=bool(fields.continue_final_message),
+    )
+    asked(prompt=b"")  # what is wrong with the fields is said before the prompt costs anything
+    service.check_length(len(fields.messages), "messages")
+    _check_messages(fields.messages)
+    ignored += _ignored_in_messages(fields.messages)
+    service.check_load()
+    prompt = await service.text_work(partial(_encode, service, fields))
+    return await respond(request, envelope, ignored, [asked(prompt=prompt)], ChatAnswer(fields))
+
+
+def _encode(service: Service, fields: ChatRequest) -> bytes:
+    continued = bool(fields.continue_final_message)
+    opened = fields.add_generation_prompt
+    render = partial(
+        service.frontend.tokenizer.render_chat,
+        fields.messages,
+        add_generation_prompt=not continued if opened is None else opened,
+        continue_final_message=continued,
+        template_kwargs=fields.chat_template_kwargs,
+    )
+    special = bool(fields.add_special_tokens)
+    return service.encode(render, param="messages", add_special_tokens=special)
+
+
+def _top_logprobs(fields: ChatRequest) -> int | None:
+    top = fields.top_logprobs or 0
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise invalid("top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}")
+    if top and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+    return top if fields.logprobs else None
+
+
+def _check_messages(messages: list[dict[str, Any]]) -> None:
+    """The shape of each message; what it says is the template's to judge."""
+    if not messages:
+        raise invalid("messages", "messages must not be empty")
+    for index, message in enumerate(messages):
+        path = f"messages.{index}"
+        role = message.get("role")
+        if role is None:
+            raise invalid(f"{path}.role", f"{path}.role is required", "missing_required_parameter")
+        if not isinstance(role, str) or not role:
+            raise invalid(f"{path}.role", f"{path}.role must be a string", "invalid_type")
+        if message.get("content") is None and role != "assistant":
+            raise invalid(
+                f"{path}.content", f"{path}.content is required", "missing_required_parameter"
+            )
+        for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+            if not isinstance(message.get(name), str | None):
+                raise invalid(f"{path}.{name}", f"{path}.{name} must be a string", "invalid_type")
+        if not isinstance(message.get("tool_calls"), list | None):
+            raise invalid(
+                f"{path}.tool_calls", f"{path}.tool_calls must be a list", "invalid_type"
+            )
+
+
+def _ignored_in_messages(messages: list[dict[str, Any]]) -> list[str]:
+    """Content parts are reduced to their text; the messages' own fields reach the template."""
+    names = set()
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if isinstance(part, dict):
+                    names.update(part.keys() - PART_FIELDS)
+    return [f"messages.content.{name}" for name in names]
+
+
+class ChatAnswer:
+    """The answer in the shape of chat completions."""
+
+    def __init__(self, fields: ChatRequest):
+        self._logprobs = bool(fields.logprobs)
+
+    async def whole(self, deltas: Deltas, count: int) -> list[ChatChoice]:
+        """All ``count`` choices, once they have finished."""
+        pieces: list[list[TextDelta]] = [[] for _ in range(count)]
+        async for _, delta in deltas:
+            pieces[delta.index].append(delta)
+        return [
+            ChatChoice(
+                index=index,
+                message=Message("assistant", "".join(delta.text for delta in news)),
+                logprobs=self._shown(news),
+                finish_reason=news[-1].finish,
+                stop_reason=news[-1].stop,
+            )
+            for index, news in enumerate(pieces)
+        ]
+
+    async def chunks(self, deltas: Deltas, count: int) -> AsyncGenerator[list[ChatChoice], None]:
+        """The choices of each chunk; each begins with its role."""
+        begun: set[int] = set()
+        async with aclosing(deltas):
+            async for _, delta in deltas:
+                if delta.index not in begun:
+                    begun.add(delta.index)
+                    yield [ChatChoice(delta.index, delta=Delta("assistant", ""))]
+                if delta.text or delta.logprobs:
+                    shown = self._shown([delta])
+                    yield [ChatChoice(delta.index, delta=Delta(content=delta.text), logprobs=shown)]
+                if delta.finish is not None:
+                    yield [
+                        ChatChoice(
+                            delta.index,
+                            delta=Delta(),
+                            finish_reason=delta.finish,
+                            stop_reason=delta.stop,
+                        )
+                    ]
+
+    def _shown(self, news: list[TextDelta]) -> ChatLogprobs | None:
+        if not self._logprobs:
+            return None
+        return ChatLogprobs([_logprob(each) for delta in news for each in delta.logprobs])
+
+
+def _logprob(chosen: TokenLogprob) -> TokenLogprobObject:
+    return TokenLogprobObject(
+        chosen.token,
+        clipped(chosen.logprob),
+        list(chosen.bytes),
+        [
+            TopLogprob(other.token, clipped(other.logprob), list(other.bytes))
+            for other in chosen.top
+        ],
+    )

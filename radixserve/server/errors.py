@@ -1,0 +1,181 @@
+"""What went wrong, as a client reads it: OpenAI's error object, its status and its headers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixserve.errors import EngineDeadError, InvalidRequestError, OverloadedError
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 1000
+MAX_PARAM = 200
+MAX_RETRY_AFTER = 120
+
+PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
+MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`")
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorObject
+
+
+@dataclass(kw_only=True, eq=False)
+class Failure(Exception):
+    """An error with everything that its answer needs."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """The error object as JSON; whatever of it came from the client is cut to size."""
+        message, param = _short(self.message, MAX_MESSAGE), self.param
+        if param is not None:
+            param = _short(param, MAX_PARAM)
+        return msgspec.json.encode(ErrorBody(ErrorObject(message, self.type, param, self.code)))
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, "application/json")
+
+
+class AnswerError(Exception):
+    """The engine gave up on one answer; ``reason`` is a sentence of its own."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+def failure_of(error: Exception) -> Failure:
+    """How ``error`` is told to a client. What nobody foresaw tells nothing but that it happened."""
+    match error:
+        case Failure():
+            return error
+        case InvalidRequestError():
+            return Failure(status=400, message=error.message, param=error.param, code=error.code)
+        case OverloadedError():
+            seconds = min(max(math.ceil(error.retry_after), 1), MAX_RETRY_AFTER)
+            return Failure(
+                status=503,
+                message=error.message,
+                type="server_error",
+                code="server_overloaded",
+                headers={"retry-after": str(seconds)},
+            )
+        case EngineDeadError():
+            return _server_error(
+                "The engine has stopped; nothing can be generated until the server is restarted.",
+                "engine_dead",
+            )
+        case AnswerError():
+            return _server_error(
+                f"The answer could not be finished: {error.reason}", "answer_error"
+            )
+        case HTTPException():
+            return _routing_failure(error)
+        case _:
+            return _server_error("The server failed on this request.", "internal_error")
+
+
+def invalid_json(error: Exception) -> Failure:
+    """What the decoder found: no JSON, a missing field, or a value of the wrong type."""
+    if isinstance(error, RecursionError):
+        return Failure(status=400, message="The body is nested too deeply.", code="invalid_json")
+    text = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        return Failure(
+            status=400,
+            message=f"The body is not valid JSON in UTF-8: {text}.",
+            code="invalid_json",
+        )
+    found = PATH.search(text)
+    param = _dotted(found["path"]) if found else None
+    reason = text[: found.start()] if found else text
+    if missing := MISSING.match(reason):
+        param = f"{param}.{missing['name']}" if param else missing["name"]
+        return Failure(
+            status=400,
+            message=f"{param} is required.",
+            param=param,
+            code="missing_required_parameter",
+        )
+    code = "invalid_value" if "out of range" in reason else "invalid_type"
+    return Failure(status=400, message=f"{param or 'The body'}: {reason}.", param=param, code=code)
+
+
+async def answer_with_failure(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler for every error that is foreseen."""
+    return failure_of(error).response()
+
+
+class CatchAll:
+    """Answers 500 in the shape of all errors when a route fails in a way that nobody foresaw."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except Exception as error:
+            log.exception("a request failed")
+            if started:
+                raise
+            await failure_of(error).response()(scope, receive, send)
+
+
+def _server_error(message: str, code: str) -> Failure:
+    return Failure(status=500, message=message, type="server_error", code=code)
+
+
+def _routing_failure(error: HTTPException) -> Failure:
+    messages = {
+        404: "There is no such URL here; the API begins at /v1.",
+        405: "This URL does not take this method.",
+    }
+    codes = {404: "unknown_url", 405: "method_not_allowed"}
+    return Failure(
+        status=error.status_code,
+        message=messages.get(error.status_code, error.detail),
+        code=codes.get(error.status_code),
+        headers=dict(error.headers or {}),
+    )
+
+
+def _dotted(path: str) -> str | None:
+    """``.messages[0].role`` as ``messages.0.role``; unnamed keys are left out."""
+    return path.replace("[...]", "").replace("[", ".").replace("]", "").strip(".") or None
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

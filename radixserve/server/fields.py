@@ -1,0 +1,177 @@
+"""What becomes of every field that a client can send: honoured, refused, or ignored and listed.
+
+Honoured is what ``wire.ChatRequest`` and ``wire.CompletionRequest`` declare. Refused is what would
+change the answer and is not built; a value that asks for nothing passes. Everything else, known or
+not, changes nothing, and is listed in the response header ``x-radixserve-ignored``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from urllib.parse import quote
+
+import msgspec
+
+from radixserve.server.errors import Failure
+from radixserve.server.limits import Raws
+
+HEADER = "x-radixserve-ignored"
+MAX_LISTED = 32
+LONGEST_NAME = 64
+NAME = re.compile(r"[A-Za-z0-9_.\-]+")
+
+LONGEST_NEUTRAL = 64
+"""Bytes beyond which no value can be a neutral one."""
+
+REFUSED: dict[str, tuple[object, ...]] = {
+    # what to say
+    "tools": (),
+    "tool_choice": ("none", "auto"),
+    "functions": (),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "structural_tag": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": (),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+    "moderation": (),
+    # from what
+    "chat_template": (),
+    "documents": ([],),
+    "input_ids": (),
+    "input_embeds": (),
+    "prompt_embeds": (),
+    "mm_processor_kwargs": ({},),
+    "truncate_prompt_tokens": (),
+    "lora_path": (),
+    "lora_id": (),
+    "suffix": ("",),
+    "extra_key": (),
+    # how to choose the tokens
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "best_of": (1,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "stop_regex": ([], ""),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+    # what to show of it
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "return_hidden_states": (False,),
+    "spaces_between_special_tokens": (True,),
+    "no_stop_trim": (False,),
+    "include_reasoning": (True,),
+}
+"""Names with the values that ask for nothing, beside null."""
+
+HINTS = {
+    "suffix": "Put what follows into the prompt, in the model's own fill-in-the-middle format.",
+    "chat_template": "Templates are programs; start the server with --chat-template FILE.",
+    "extra_key": "Use cache_salt.",
+    "no_stop_trim": "Use include_stop_str_in_output.",
+    "max_completion_tokens": "Use max_tokens.",
+    "top_logprobs": "Use logprobs, a number.",
+}
+
+CHAT_REFUSED: dict[str, tuple[object, ...]] = REFUSED
+COMPLETION_REFUSED: dict[str, tuple[object, ...]] = {
+    **{name: neutral for name, neutral in REFUSED.items() if name not in ("echo", "best_of")},
+    "max_completion_tokens": (),
+    "top_logprobs": (0,),
+}
+
+IGNORED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "cache_control",
+        "parallel_tool_calls",
+        "prediction",
+        "verbosity",
+        "reasoning_effort",
+        "separate_reasoning",
+        "stream_reasoning",
+        "stream_interval",
+        "truncation_side",
+        "request_id",
+        "rid",
+        "session_id",
+        "kv_transfer_params",
+        "vllm_xargs",
+        "nvext",
+        "return_cached_tokens_details",
+    }
+)
+"""Known and without effect here: labels, hints on cost or speed, fields of other servers."""
+
+
+def triage(
+    raws: Raws, honoured: type[msgspec.Struct], refused: dict[str, tuple[object, ...]]
+) -> list[str]:
+    """The names of the fields that have no effect, in the order in which they were sent.
+
+    Raises:
+        Failure: 400, a field would change the answer in a way that is not built; it names it.
+    """
+    ignored = []
+    for name, raw in raws.items():
+        if name in honoured.__struct_fields__ or bytes(raw) == b"null":
+            continue
+        if name not in refused:
+            ignored.append(name)
+        elif not _neutral(raw, refused[name]):
+            hint = HINTS.get(name)
+            raise Failure(
+                status=400,
+                message=f"{name} is not supported here." + (f" {hint}" if hint else ""),
+                param=name,
+                code="unsupported_parameter",
+            )
+    return ignored
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """The header that lists ``names``; no header for none."""
+    listed = sorted(set(names))
+    if not listed:
+        return {}
+    shown = [_header_safe(name) for name in listed[:MAX_LISTED]]
+    if len(listed) > MAX_LISTED:
+        shown.append("...")
+    return {HEADER: ", ".join(shown)}
+
+
+def _neutral(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
+    return len(bytes(raw)) <= LONGEST_NEUTRAL and msgspec.json.decode(raw) in neutral
+
+
+def _header_safe(name: str) -> str:
+    short = name[:LONGEST_NAME]
+    return short if NAME.fullmatch(short) else quote(short, safe="")[:LONGEST_NAME]

@@ -1,0 +1,119 @@
+"""What a request's body may be, checked before anything is made of it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from radixserve.server.errors import Failure, invalid_json
+
+BODY_LIMIT = 32 * 2**20
+LARGE_BODY = 2**18
+"""Bytes from which decoding would hold up the event loop for more than a few milliseconds."""
+MAX_COMMAS = 2**16
+"""Commas outside ``messages`` and ``prompt``, and so values beside them."""
+
+T = TypeVar("T")
+Raws = dict[str, msgspec.Raw]
+
+_one_at_a_time = anyio.CapacityLimiter(1)
+"""Large bodies are decoded one by one, so that their memory does not add up."""
+
+
+class _Bulk(msgspec.Struct):
+    """The fields that may be large."""
+
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
+    """The body of a JSON request.
+
+    Raises:
+        Failure: 415, it is not said to be plain JSON; 413, it is longer than ``limit``.
+        ClientDisconnect: the client went away while it was sending.
+    """
+    _check_headers(request, limit)
+    chunks, size = [], 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+async def decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
+    """``body`` as ``type_``, and its top-level fields as they were sent.
+
+    Of a key that comes twice the last one counts.
+
+    Raises:
+        Failure: 400, it is not JSON, or not of this type.
+    """
+    if len(body) < LARGE_BODY:
+        return _decode(body, type_)
+    return await anyio.to_thread.run_sync(_decode, body, type_, limiter=_one_at_a_time)
+
+
+def _decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
+    try:
+        _check_values(body)
+        raws = msgspec.json.decode(body, type=Raws)
+        return msgspec.json.decode(body, type=type_), raws
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise invalid_json(error) from error
+
+
+def _check_values(body: bytes) -> None:
+    if body.count(b",") <= MAX_COMMAS:
+        return
+    bulk = msgspec.json.decode(body, type=_Bulk)
+    besides = body.count(b",") - bytes(bulk.messages).count(b",") - bytes(bulk.prompt).count(b",")
+    if besides > MAX_COMMAS:
+        raise Failure(
+            status=400,
+            message="The body holds too many values besides messages and prompt.",
+            code="invalid_value",
+        )
+
+
+def _check_headers(request: Request, limit: int) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Failure(
+            status=415,
+            message="The body must be JSON: send the header Content-Type: application/json.",
+            param="content-type",
+            code="unsupported_media_type",
+        )
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Failure(
+            status=415,
+            message="The body must not be compressed.",
+            param="content-encoding",
+            code="unsupported_media_type",
+        )
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length[:20]) > limit:
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> Failure:
+    return Failure(
+        status=413,
+        message=f"The body is larger than {limit} bytes.",
+        type="request_too_large",
+        code="request_too_large",
+        # What is still on its way would be read as the next request.
+        headers={"connection": "close"},
+    )

@@ -1,0 +1,155 @@
+"""Prometheus metrics: vLLM's names under the prefix ``radixserve:``, one registry per app."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import perf_counter
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.engine.frontend import Frontend, TextDelta
+from radixserve.engine.messages import EngineStats
+
+PREFIX = "radixserve:"
+TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20)
+TTFT += (40, 80, 160, 640, 2560)
+ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40)
+ITL += (80,)
+LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+LATENCY += (7680,)
+TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+
+GAUGES = {
+    "num_requests_running": ("Requests in the current batch.", lambda stats: stats.running),
+    "num_requests_waiting": ("Requests that wait for a place.", lambda stats: stats.waiting),
+    "kv_cache_usage_perc": (
+        "Share of the KV pages in use by running requests, 0 to 1.",
+        lambda stats: _share_in_use(stats),
+    ),
+    "kv_pages_evictable": (
+        "Pages that are cached and not in use.",
+        lambda stats: stats.pages_evictable,
+    ),
+    "kv_pages_free": ("Pages that hold nothing.", lambda stats: stats.pages_free),
+    "radix_nodes": ("Nodes of the prefix tree.", lambda stats: stats.radix_nodes),
+}
+COUNTERS = {
+    "prompt_tokens": ("Prompt tokens of admitted requests.", lambda stats: stats.prompt_tokens),
+    "prompt_tokens_cached": (
+        "Prompt tokens that were reused, not computed.",
+        lambda stats: stats.cached_tokens,
+    ),
+    "prefix_cache_queries": (
+        "Tokens looked up in the prefix cache.",
+        lambda stats: stats.prompt_tokens,
+    ),
+    "prefix_cache_hits": (
+        "Tokens found in the prefix cache.",
+        lambda stats: stats.cached_tokens,
+    ),
+    "computed_tokens": (
+        "Tokens that went through the model, again after preemption included.",
+        lambda stats: stats.computed_tokens,
+    ),
+    "generation_tokens": ("Tokens generated.", lambda stats: stats.generated_tokens),
+    "num_preemptions": ("Requests that stepped back.", lambda stats: stats.preemptions),
+    "evicted_pages": ("Pages evicted from the cache.", lambda stats: stats.evicted_pages),
+    "steps": ("Steps of the engine.", lambda stats: stats.steps),
+}
+
+
+class EngineCollector:
+    """Reads the engine's own counts whenever somebody scrapes them."""
+
+    def __init__(self, frontend: Frontend):
+        self._frontend = frontend
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._frontend.stats()
+        labels = {"labels": ["model_name"]}
+        for name, (help_, value) in GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, help_, **labels)
+            gauge.add_metric([self._frontend.card.name], value(stats))
+            yield gauge
+        for name, (help_, value) in COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, help_, **labels)
+            counter.add_metric([self._frontend.card.name], value(stats))
+            yield counter
+
+
+class Metrics:
+    """Everything that ``/metrics`` shows. The only label is the served model's name."""
+
+    def __init__(self, frontend: Frontend):
+        self._frontend = frontend
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(frontend))
+        self.first_token = self._histogram("time_to_first_token_seconds", TTFT)
+        self.between_tokens = self._histogram("inter_token_latency_seconds", ITL)
+        self.latency = self._histogram("e2e_request_latency_seconds", LATENCY)
+        self.prompt_tokens = self._histogram("request_prompt_tokens", TOKENS)
+        self.generation_tokens = self._histogram("request_generation_tokens", TOKENS)
+        self.finished = Counter(
+            PREFIX + "request_success",
+            "Answers by the reason for their end.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+
+    def request(self) -> RequestTimer:
+        return RequestTimer(self, self._frontend.card.name)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        words = name.replace("_", " ").capitalize()
+        return Histogram(
+            PREFIX + name, f"{words}.", ["model_name"], buckets=buckets, registry=self.registry
+        )
+
+
+class RequestTimer:
+    """Observes one prompt's answers from the moment it is made."""
+
+    def __init__(self, metrics: Metrics, model: str):
+        self._metrics = metrics
+        self._model = model
+        self._start = perf_counter()
+        self._last: dict[int, float] = {}
+
+    def take(self, delta: TextDelta) -> None:
+        now = perf_counter()
+        if delta.tokens:
+            if delta.index in self._last:
+                gap = (now - self._last[delta.index]) / len(delta.tokens)
+                self._metrics.between_tokens.labels(self._model).observe(gap)
+            elif not self._last:
+                self._metrics.first_token.labels(self._model).observe(now - self._start)
+            self._last[delta.index] = now
+        if delta.finish is not None:
+            self._metrics.finished.labels(self._model, delta.finish).inc()
+            usage = delta.usage
+            self._metrics.generation_tokens.labels(self._model).observe(usage.completion_tokens)
+            if delta.index == 0:
+                self._metrics.prompt_tokens.labels(self._model).observe(usage.prompt_tokens)
+
+    def end(self, unfinished: int, reason: str) -> None:
+        """Nothing more will come; ``unfinished`` answers have ended for ``reason``."""
+        if unfinished:
+            self._metrics.finished.labels(self._model, reason).inc(unfinished)
+        if reason != "refused":
+            self._metrics.latency.labels(self._model).observe(perf_counter() - self._start)
+
+
+async def metrics(request: Request) -> Response:
+    """``GET /metrics``, in the format that the scraper accepts."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    own: Metrics = request.app.state.service.metrics
+    return Response(encode(own.registry), headers={"content-type": content_type})
+
+
+def _share_in_use(stats: EngineStats) -> float:
+    in_use = stats.pages_total - stats.pages_free - stats.pages_evictable
+    return in_use / stats.pages_total if stats.pages_total else 0.0

@@ -1,0 +1,135 @@
+"""From a client's fields to what the engine is asked for."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+
+from radixserve.cache.namespace import client_namespace
+from radixserve.engine.frontend import ModelCard
+from radixserve.errors import InvalidRequestError
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.server.errors import Failure
+from radixserve.server.wire import GenerationFields, invalid
+
+PRIORITY_HEADER = "x-radixserve-priority"
+PRIORITIES = {"high": -1, "normal": 0, "low": 1}
+LARGEST_PRIORITY = 2**31 - 1
+MAX_SALT = 512
+"""Bytes of UTF-8."""
+
+
+def check_model(fields: GenerationFields, card: ModelCard) -> None:
+    """Refuse a name that is not the served model's; no name means it.
+
+    Raises:
+        Failure: 404.
+    """
+    if fields.model is not None and fields.model != card.name:
+        raise model_not_found(fields.model, card)
+
+
+def model_not_found(name: str, card: ModelCard) -> Failure:
+    return Failure(
+        status=404,
+        message=f"The model {name[:100]!r} does not exist here; this server has {card.name!r}.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def sampling_params(
+    fields: GenerationFields,
+    card: ModelCard,
+    *,
+    max_tokens: tuple[str, int | None],
+    logprobs: tuple[str, int | None],
+) -> SamplingParams:
+    """Sampling settings: the client's, else the model's own defaults.
+
+    Args:
+        max_tokens: The field that the client used for it, and its value.
+        logprobs: Likewise.
+
+    Raises:
+        InvalidRequestError: a value is out of its range; ``param`` is the client's name for it.
+    """
+    chosen: dict[str, float | int] = dict(card.defaults)
+    for name in (
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "ignore_eos",
+    ):
+        value = getattr(fields, name)
+        if value is not None:
+            chosen[name] = value
+    try:
+        sampling = SamplingParams(
+            **chosen,  # type: ignore[arg-type]
+            max_tokens=max_tokens[1],
+            logprobs=logprobs[1],
+            logit_bias=fields.logit_bias or {},
+            stop_token_ids=tuple(fields.stop_token_ids or ()),
+        )
+        sampling.check_vocabulary(card.vocab_size)
+    except InvalidRequestError as error:
+        names = {"max_tokens": max_tokens[0], "logprobs": logprobs[0]}
+        if error.param in names:
+            renamed = names[error.param]
+            raise invalid(renamed, error.message.replace(error.param, renamed, 1).rstrip(".")) from error
+        raise
+    return sampling
+
+
+def namespace(fields: GenerationFields) -> bytes:
+    """What may share the cache with this request.
+
+    Raises:
+        Failure: 400, ``cache_salt`` is empty or too long.
+    """
+    salt = fields.cache_salt
+    if salt is not None and not 1 <= len(salt.encode()) <= MAX_SALT:
+        raise invalid("cache_salt", f"cache_salt must have 1 to {MAX_SALT} bytes")
+    return client_namespace(salt)
+
+
+def priority(fields: GenerationFields, headers: Headers) -> int:
+    """The request's priority, said as a number in the body or as a word in a header.
+
+    Raises:
+        Failure: 400, neither a word nor a number that is one, or both at once.
+    """
+    word = headers.get(PRIORITY_HEADER)
+    if word is None:
+        number = fields.priority or 0
+        if abs(number) > LARGEST_PRIORITY:
+            raise invalid("priority", f"priority must be between ±{LARGEST_PRIORITY}")
+        return number
+    if fields.priority is not None:
+        raise invalid("priority", f"Send priority or the header {PRIORITY_HEADER}, not both")
+    if word.lower() not in PRIORITIES:
+        raise invalid(PRIORITY_HEADER, f"{PRIORITY_HEADER} must be high, normal or low")
+    return PRIORITIES[word.lower()]
+
+
+def stream_options(fields: GenerationFields) -> tuple[bool, bool, list[str]]:
+    """Whether a stream ends with usage, whether every chunk has it, and the options ignored.
+
+    Raises:
+        Failure: 400, there are options but no stream.
+    """
+    options = fields.stream_options
+    if options is None:
+        return False, False, []
+    if not fields.stream:
+        raise invalid("stream_options", "stream_options needs stream to be true")
+    continuous = bool(options.get("continuous_usage_stats"))
+    known = {"include_usage", "continuous_usage_stats"}
+    ignored = [f"stream_options.{name}" for name in options if name not in known]
+    return bool(options.get("include_usage")) or continuous, continuous, ignored

@@ -1,0 +1,188 @@
+"""What all routes that generate share: the engine, its metrics, and how a client's leaving ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import anyio.to_thread
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from radixserve.engine.frontend import Frontend, TextDelta, TextRequest
+from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from radixserve.server.errors import AnswerError
+from radixserve.server.limits import BODY_LIMIT
+from radixserve.server.metrics import Metrics
+from radixserve.server.tally import Tally
+
+T = TypeVar("T")
+Deltas = AsyncGenerator[tuple[int, TextDelta], None]
+"""News of answers, each with the place of its prompt among the request's prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of the server itself. Times are in seconds."""
+
+    body_limit: int = BODY_LIMIT
+    """Bytes of a request's body."""
+    keep_alive: float = 10.0
+    """A stream that was silent for so long sends a comment."""
+    grace: float = 0.05
+    """How long a stream waits for a refusal by the engine before its headers leave."""
+    max_queue: int | None = None
+    """Requests that may wait in the engine; more are refused before they are tokenized."""
+    priorities: bool = False
+    """Whether the engine orders by priority; if not, a priority is listed as ignored."""
+    text_threads: int = 4
+    """Prompts that are rendered and tokenized at once."""
+
+
+@dataclass(slots=True)
+class Service:
+    """The engine as the routes use it."""
+
+    frontend: Frontend
+    settings: Settings
+    metrics: Metrics = field(init=False)
+    _text_work: anyio.CapacityLimiter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.frontend)
+        self._text_work = anyio.CapacityLimiter(self.settings.text_threads)
+
+    def check_load(self) -> None:
+        """Refuse early when the queue is full.
+
+        Raises:
+            OverloadedError: it is.
+        """
+        limit = self.settings.max_queue
+        if limit is not None and (waiting := self.frontend.stats().waiting) >= limit:
+            raise OverloadedError(f"{waiting} requests are waiting already; try again later.")
+
+    async def text_work(self, work: Callable[[], T]) -> T:
+        """Run ``work``, which renders or tokenizes, on a thread."""
+        return await anyio.to_thread.run_sync(work, limiter=self._text_work)
+
+    def encode(
+        self, render: Callable[[], str], *, param: str, add_special_tokens: bool
+    ) -> bytes:
+        """The tokens of a rendered prompt; one that is too long is refused before it costs much.
+
+        Raises:
+            ContextLengthError: it leaves no room for an answer.
+            InvalidRequestError: it is empty, or no valid text.
+        """
+        text = render()
+        tokenizer = self.frontend.tokenizer
+        self.check_length(tokenizer.fewest_tokens(text), param)
+        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
+        self.check_length(len(tokens) // 4, param)
+        return tokens
+
+    def check_length(self, tokens: int, param: str) -> None:
+        """Refuse a prompt of ``tokens`` tokens (or more) that leaves no room for an answer.
+
+        Raises:
+            ContextLengthError: it does.
+        """
+        limit = self.frontend.card.max_model_len
+        if tokens >= limit:
+            raise ContextLengthError(tokens, limit, param=param)
+
+    async def answers(self, requests: Sequence[TextRequest], tally: Tally) -> Deltas:
+        """News of all ``requests``, which run at the same time. Closing it aborts what is left.
+
+        Raises:
+            AnswerError: one answer failed; the others are aborted.
+            RadixServeError: what ``Frontend.generate`` raises.
+        """
+        if len(requests) == 1:
+            async with aclosing(self._answer(0, requests[0], tally)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        queue: asyncio.Queue[tuple[int, TextDelta] | Exception | None] = asyncio.Queue()
+
+        async def pump(prompt: int, request: TextRequest) -> None:
+            try:
+                async with aclosing(self._answer(prompt, request, tally)) as deltas:
+                    async for delta in deltas:
+                        queue.put_nowait(delta)
+                queue.put_nowait(None)
+            except Exception as error:
+                queue.put_nowait(error)
+
+        tasks = [asyncio.create_task(pump(i, request)) for i, request in enumerate(requests)]
+        try:
+            left = len(tasks)
+            while left:
+                news = await queue.get()
+                if isinstance(news, Exception):
+                    raise news
+                if news is None:
+                    left -= 1
+                else:
+                    yield news
+        finally:
+            await _cancel(*tasks)
+
+    async def _answer(self, prompt: int, request: TextRequest, tally: Tally) -> Deltas:
+        timer = self.metrics.request()
+        unfinished = request.n
+        reason = "abort"  # unless we learn better, the client has gone
+        generated = cast(AsyncGenerator[TextDelta, None], self.frontend.generate(request))
+        try:
+            async with aclosing(generated) as deltas:
+                async for delta in deltas:
+                    tally.take(prompt, delta.index, delta.usage)
+                    if delta.finish in ("error", "abort"):
+                        raise AnswerError(delta.error or "it was aborted by the server.")
+                    timer.take(delta)
+                    if delta.finish is not None:
+                        unfinished -= 1
+                    yield prompt, delta
+            if unfinished:
+                raise AnswerError("the engine went silent.")
+        except (InvalidRequestError, OverloadedError):
+            reason = "refused"
+            raise
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            timer.end(unfinished, reason)
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled as soon as the client disconnects.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        await _cancel(task, gone)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """End ``tasks`` and wait until they have."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

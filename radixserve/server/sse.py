@@ -1,0 +1,107 @@
+"""Server-sent events: headers before the first token, comments while nothing comes, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from radixserve.server.errors import failure_of
+from radixserve.server.service import Settings, until_gone
+
+log = logging.getLogger(__name__)
+
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    # Proxies such as nginx would collect the stream before they pass it on.
+    "x-accel-buffering": "no",
+}
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+_encoder = msgspec.json.Encoder()
+
+
+def event(data: msgspec.Struct) -> bytes:
+    """One event with ``data`` as JSON."""
+    return b"data: " + _encoder.encode(data) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends ``events``, then ``[DONE]``.
+
+    An error within ``settings.grace`` of the start, before anything was sent, is raised, so that it
+    becomes an answer with its own status. A later one becomes an event of its own.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        settings: Settings,
+        headers: Mapping[str, str],
+    ):
+        self._events = events
+        self._settings = settings
+        self.status_code = 200
+        self.background = None
+        self.init_headers({**HEADERS, **headers})
+        self._sending = asyncio.Lock()
+        self._started = False
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientDisconnect):
+            await until_gone(receive, self._run(send))
+
+    async def _run(self, send: Send) -> None:
+        heartbeat = asyncio.create_task(self._beat(send))
+        try:
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    await self._write(send, data)
+        except Exception as error:
+            async with self._sending:
+                if not self._started:
+                    raise
+            failure = failure_of(error)
+            if failure.status >= 500:
+                log.error("a stream failed", exc_info=error)
+            await self._write(send, b"data: " + failure.body() + b"\n\n")
+        finally:
+            heartbeat.cancel()
+        await self._write(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _beat(self, send: Send) -> None:
+        await asyncio.sleep(self._settings.grace)
+        await self._write(send, b"")
+        interval = self._settings.keep_alive
+        now = asyncio.get_running_loop().time
+        while True:
+            silent = now() - self._last_sent
+            if silent >= interval:
+                await self._write(send, KEEP_ALIVE)
+            else:
+                await asyncio.sleep(interval - silent)
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        async with self._sending:
+            if not self._started:
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
+                self._started = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._last_sent = asyncio.get_running_loop().time()

@@ -1,0 +1,31 @@
+"""What one HTTP request has cost so far, for usage, metrics and the access log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from radixserve.engine.messages import Usage
+from radixserve.server.wire import PromptTokensDetails, UsageObject
+
+
+@dataclass(slots=True)
+class Tally:
+    """The latest counts of each answer, by prompt and index."""
+
+    counts: dict[tuple[int, int], Usage] = field(default_factory=dict)
+
+    def take(self, prompt: int, index: int, usage: Usage) -> None:
+        self.counts[prompt, index] = usage
+
+    def usage(self) -> UsageObject:
+        """The sum. What the answers to one prompt share, the prompt, counts once. O(answers)."""
+        prompts: dict[int, Usage] = {}
+        completion = 0
+        for (prompt, index), usage in self.counts.items():
+            completion += usage.completion_tokens
+            # The first answer computes the prompt, the others fork off it.
+            if index == 0 or prompt not in prompts:
+                prompts[prompt] = usage
+        tokens = sum(usage.prompt_tokens for usage in prompts.values())
+        cached = sum(usage.cached_tokens for usage in prompts.values())
+        return UsageObject(tokens, completion, tokens + completion, PromptTokensDetails(cached))

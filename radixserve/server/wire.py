@@ -1,0 +1,163 @@
+"""Requests and answers of the completion APIs as they travel: OpenAI's names, and vLLM's beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from radixserve.server.errors import Failure
+
+MAX_N = 128
+MAX_PROMPTS = 64
+MAX_ANSWERS = 256
+MAX_STOPS = 4
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """What chat completions and completions have in common. None is always the same as absent."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, bool | None] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageObject(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobObject(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprobObject]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class Delta(msgspec.Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: Message | UnsetType = UNSET
+    """In a whole answer."""
+    delta: Delta | UnsetType = UNSET
+    """In a chunk of a stream."""
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str = ""
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class Completion(msgspec.Struct):
+    """A whole answer or a chunk of one, of either API; ``object`` says which."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice] | list[CompletionChoice]
+    usage: UsageObject | None | UnsetType = UNSET
+
+
+def stop_strings(fields: GenerationFields) -> tuple[str, ...]:
+    """The stop strings, of which there are few; their lengths are the engine's to bound."""
+    if fields.stop is None:
+        return ()
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"{len(stops)} stop strings were sent; at most {MAX_STOPS} are taken")
+    return tuple(stops)
+
+
+def answers_wanted(fields: GenerationFields, prompts: int = 1) -> int:
+    """``n``, within bounds."""
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= MAX_N:
+        raise invalid("n", f"n must be between 1 and {MAX_N}")
+    if n * prompts > MAX_ANSWERS:
+        raise invalid("n", f"n times the number of prompts must be at most {MAX_ANSWERS}")
+    return n
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> Failure:
+    """The refusal of one field's value."""
+    return Failure(status=400, message=f"{message}.", param=param, code=code)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from itertools import product
+
+import pytest
+
+from radixserve.cache.namespace import Namespace, client_namespace
+from radixserve.cache.prefix_cache import PrefixCache
+from tests.cache.serving import found, serve
+
+NAMES = [field.name for field in fields(Namespace)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_keeps_apart(name: str) -> None:
+    base = Namespace(tenant="t", salt="s", adapter="a", weights="w", kv_format="k")
+    others = [replace(base, **{name: value}) for value in (None, "", "x")]
+    assert len({base.key(), *(other.key() for other in others)}) == 4
+
+
+def test_the_key_is_injective() -> None:
+    values = (None, "", "a", "b", "ab", "\0", "\1\0\0\0\1a", "é", "\ud800")
+    keys = {
+        Namespace(tenant=tenant, salt=salt, adapter=adapter).key()
+        for tenant, salt, adapter in product(values, repeat=3)
+    }
+    assert len(keys) == len(values) ** 3
+
+
+def test_no_value_can_pass_for_another_field() -> None:
+    assert Namespace(tenant="x").key() != Namespace(salt="x").key()
+    assert Namespace(tenant="a", salt="b").key() != Namespace(tenant="ab").key()
+    inner = Namespace(salt="x").key().decode("latin-1")
+    assert Namespace(tenant=inner).key() != Namespace(tenant="", salt="x").key()
+
+
+def test_the_key_is_the_same_every_time() -> None:
+    assert Namespace(tenant="t", salt="s").key() == Namespace(tenant="t", salt="s").key()
+    assert Namespace().key() == b""
+
+
+def test_a_salt_that_is_no_unicode_is_a_salt_like_any_other() -> None:
+    assert client_namespace("\ud800") != client_namespace("\ud801")
+    assert client_namespace("") != client_namespace(None) == b""
+
+
+def test_tenants_share_with_themselves_only() -> None:
+    cache = PrefixCache(64, 4)
+    one, two = Namespace(tenant="1").key(), Namespace(tenant="2").key()
+    serve(cache, range(10), one)
+    assert found(cache, range(10), one) == 10
+    assert found(cache, range(10), two) == 0
+    assert found(cache, range(10)) == 0

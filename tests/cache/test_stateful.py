@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from tests.cache.oracle import run
+
+
+def test_twenty_thousand_random_operations_never_read_a_wrong_slot_or_lose_a_page() -> None:
+    seen = run(20_000, seed=1)
+    for what in (
+        "reused",
+        "copies",
+        "copies on write",
+        "copies without a page",
+        "refused",
+        "adopted",
+        "forks",
+        "refusals",
+        "preemptions",
+        "aborts in flight",
+        "aborts before copies",
+        "pages handed out in flight",
+        "steps that failed",
+        "three steps in flight",
+        "evictions",
+        "purges",
+        "resets",
+    ):
+        assert seen[what] > 5, f"the test is blind: {what} happened {seen[what]} times"
+
+
+def test_other_seeds_hold_too() -> None:
+    for seed in range(2, 12):
+        assert run(2_000, seed)["reused"] > 50

@@ -1,0 +1,137 @@
+"""The greedy tokens are those of transformers' ``generate``, whatever the cache and scheduler do.
+
+In fp32, on tiny random models whose weights are drawn wide, so that no two logits nearly tie.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from radixserve.config import EngineConfig
+from radixserve.engine.core import EngineCore
+from radixserve.engine.messages import GenerationRequest
+from radixserve.model.loader import ModelFiles
+from radixserve.model.runner import ModelRunner
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import pack
+from tests.model import tiny
+
+NEW = 9
+STEM = [(37 * i * i + 11 * i + 5) % tiny.VOCABULARY for i in range(45)]
+PROMPTS = [
+    STEM[:40],
+    STEM[:40],
+    STEM[:33] + [7, 8, 9],
+    STEM[:21],
+    [9, *STEM[:20]],
+    STEM,
+]
+
+
+@pytest.fixture(scope="module", params=list(tiny.FAMILIES))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[int]]:
+    """What transformers generates for each prompt, alone."""
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    outputs = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        output = plain.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        outputs.append(output[0, len(prompt) :].tolist())
+    return outputs
+
+
+def engine(checkpoint: Path, **settings: object) -> EngineCore:
+    config = EngineConfig(
+        **{"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 600, **settings}
+    )
+    return EngineCore(config, ModelRunner(ModelFiles(checkpoint, checkpoint, "tiny"), config))
+
+
+def answer(core: EngineCore, prompts: list[list[int]], round_: str = "") -> list[list[int]]:
+    """Greedy answers, all requests at once; the ledger is checked after every step."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
+    answers: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        core.add(GenerationRequest(id=f"{round_}{index}", tokens=pack(prompt), sampling=sampling))
+        answers[f"{round_}{index}"] = []
+    while not core.idle:
+        for delta in core.step():
+            assert delta.error is None
+            answers[delta.id].extend(each.token for each in delta.sampled)
+        core.cache.check()
+    return list(answers.values())
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cached", "uncached"])
+def test_cold_and_warm_answers_are_those_of_transformers(
+    checkpoint: Path,
+    expected: list[list[int]],
+    page_size: int,
+    chunk: int,
+    prefix_cache: bool,
+):
+    core = engine(
+        checkpoint,
+        page_size=page_size,
+        num_pages=1200 // page_size,
+        max_num_batched_tokens=chunk,
+        max_num_seqs=min(chunk, 8),
+        prefix_cache=prefix_cache,
+    )
+    assert answer(core, PROMPTS, "cold") == expected
+    before = core.stats().cached_tokens
+    assert answer(core, PROMPTS, "warm") == expected
+    reused = core.stats().cached_tokens - before
+    # Each warm prompt is computed but for its last token.
+    assert reused == (sum(len(prompt) - 1 for prompt in PROMPTS) if prefix_cache else 0)
+
+
+def test_answers_are_the_same_under_eviction_and_preemption(
+    checkpoint: Path, expected: list[list[int]]
+):
+    core = engine(checkpoint, page_size=2, num_pages=33, max_num_batched_tokens=16, max_num_seqs=4)
+    for round_ in ("a", "b", "c"):
+        assert answer(core, PROMPTS, round_) == expected
+    stats = core.stats()
+    assert stats.preemptions > 0
+    assert stats.evicted_pages > 0
+    assert stats.cached_tokens > 0
+
+
+def test_a_prefix_of_any_length_can_be_reused(checkpoint: Path, expected: list[list[int]]):
+    for cut in range(1, len(PROMPTS[0])):
+        core = engine_of_one(checkpoint)
+        answer(core, [PROMPTS[0][:cut]], "prefix")
+        before = core.stats().cached_tokens
+        assert answer(core, [PROMPTS[0]], "whole") == [expected[0]]
+        assert core.stats().cached_tokens - before >= cut - 1
+
+
+ENGINES: dict[Path, EngineCore] = {}
+
+
+def engine_of_one(checkpoint: Path) -> EngineCore:
+    """One engine a checkpoint, its cache emptied."""
+    if checkpoint not in ENGINES:
+        ENGINES[checkpoint] = engine(checkpoint, page_size=4, num_pages=200)
+    core = ENGINES[checkpoint]
+    core.reset_prefix_cache()
+    return core
