@@ -25,7 +25,8 @@ ARROWS = {
     "text": set(),
     "engine": {"scheduling", "cache", "model", "text"},
     "server": {"engine", "text", "scheduling", "cache"},
-    "cli": {"server", "engine"},
+    "terminal": {"engine", "text", "model", "scheduling", "cache"},
+    "cli": {"terminal", "server", "engine"},
     "kernels": set(),
     "prompts": set(),
 }

@@ -7,19 +7,17 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixserve.engine.frontend import TextDelta, TextRequest, TokenLogprob
+from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.answer import Envelope, clipped, respond
 from radixserve.server.fields import CHAT_REFUSED, triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, sampling_params, text_request
 from radixserve.server.service import Deltas, Service
-from radixserve.server.sse import event
 from radixserve.server.wire import (
     ChatChoice,
     ChatLogprobs,
@@ -31,10 +29,6 @@ from radixserve.server.wire import (
     invalid,
 )
 
-MESSAGE_FIELDS = frozenset(
-    {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call"}
-    | {"reasoning", "reasoning_content", "thinking", "audio", "annotations"}
-)
 PART_FIELDS = frozenset({"type", "text"})
 
 
@@ -48,24 +42,27 @@ async def chat_completions(request: Request) -> Response:
     length = ("max_tokens", fields.max_tokens)
     if fields.max_completion_tokens is not None:
         length = ("max_completion_tokens", fields.max_completion_tokens)
-    logprobs = ("top_logprobs", _top_logprobs(fields))
-    sampling = sampling_params(fields, card, max_tokens=length, logprobs=logprobs)
-    envelope = Envelope.of(request, fields, kind="chat.completion", prefix="chatcmpl-")
-    asked = partial(
-        text_request,
-        fields,
-        request.headers,
-        identity=envelope.id,
-        sampling=sampling,
-        continuation=bool(fields.continue_final_message),
+    sampling = sampling_params(
+        fields, card, max_tokens=length, logprobs=("top_logprobs", _top_logprobs(fields))
     )
-    asked(prompt=b"")  # what is wrong with the fields is said before the prompt costs anything
+    envelope = Envelope.of(
+        fields,
+        card.name,
+        prefix="chatcmpl-",
+        kind="chat.completion",
+        chunk_kind="chat.completion.chunk",
+    )
+    continued = bool(fields.continue_final_message)
+    draft = text_request(
+        fields, request.headers, envelope.id, sampling=sampling, continuation=continued
+    )
     service.check_length(len(fields.messages), "messages")
     _check_messages(fields.messages)
     ignored += _ignored_in_messages(fields.messages)
     service.check_load()
     prompt = await service.text_work(partial(_encode, service, fields))
-    return await respond(request, envelope, ignored, [asked(prompt=prompt)], ChatAnswer(fields))
+    prompts = [replace(draft, prompt=prompt)]
+    return await respond(request, envelope, ignored, prompts, ChatAnswer(fields, draft.n))
 
 
 def _encode(service: Service, fields: ChatRequest) -> bytes:
@@ -110,9 +107,7 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
             if not isinstance(message.get(name), str | None):
                 raise invalid(f"{path}.{name}", f"{path}.{name} must be a string", "invalid_type")
         if not isinstance(message.get("tool_calls"), list | None):
-            raise invalid(
-                f"{path}.tool_calls", f"{path}.tool_calls must be a list", "invalid_type"
-            )
+            raise invalid(f"{path}.tool_calls", f"{path}.tool_calls must be a list", "invalid_type")
 
 
 def _ignored_in_messages(messages: list[dict[str, Any]]) -> list[str]:
@@ -130,14 +125,15 @@ def _ignored_in_messages(messages: list[dict[str, Any]]) -> list[str]:
 class ChatAnswer:
     """The answer in the shape of chat completions."""
 
-    def __init__(self, fields: ChatRequest):
+    def __init__(self, fields: ChatRequest, n: int):
+        self._n = n
         self._logprobs = bool(fields.logprobs)
 
-    async def whole(self, deltas: Deltas, count: int) -> list[ChatChoice]:
-        """All ``count`` choices, once they have finished."""
-        pieces: list[list[TextDelta]] = [[] for _ in range(count)]
-        async for _, delta in deltas:
-            pieces[delta.index].append(delta)
+    async def whole(self, deltas: Deltas) -> list[ChatChoice]:
+        pieces: list[list[TextDelta]] = [[] for _ in range(self._n)]
+        async with aclosing(deltas):
+            async for _, delta in deltas:
+                pieces[delta.index].append(delta)
         return [
             ChatChoice(
                 index=index,
@@ -149,8 +145,8 @@ class ChatAnswer:
             for index, news in enumerate(pieces)
         ]
 
-    async def chunks(self, deltas: Deltas, count: int) -> AsyncGenerator[list[ChatChoice], None]:
-        """The choices of each chunk; each begins with its role."""
+    async def chunks(self, deltas: Deltas) -> AsyncGenerator[list[ChatChoice], None]:
+        """Each choice begins with its role."""
         begun: set[int] = set()
         async with aclosing(deltas):
             async for _, delta in deltas:

@@ -37,7 +37,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 @dataclass(kw_only=True, eq=False)
-class Failure(Exception):
+class ApiError(Exception):
     """An error with everything that its answer needs."""
 
     status: int
@@ -66,16 +66,16 @@ class AnswerError(Exception):
         self.reason = reason
 
 
-def failure_of(error: Exception) -> Failure:
+def to_api_error(error: Exception) -> ApiError:
     """How ``error`` is told to a client. What nobody foresaw tells nothing but that it happened."""
     match error:
-        case Failure():
+        case ApiError():
             return error
         case InvalidRequestError():
-            return Failure(status=400, message=error.message, param=error.param, code=error.code)
+            return ApiError(status=400, message=error.message, param=error.param, code=error.code)
         case OverloadedError():
             seconds = min(max(math.ceil(error.retry_after), 1), MAX_RETRY_AFTER)
-            return Failure(
+            return ApiError(
                 status=503,
                 message=error.message,
                 type="server_error",
@@ -92,18 +92,18 @@ def failure_of(error: Exception) -> Failure:
                 f"The answer could not be finished: {error.reason}", "answer_error"
             )
         case HTTPException():
-            return _routing_failure(error)
+            return _routing_error(error)
         case _:
             return _server_error("The server failed on this request.", "internal_error")
 
 
-def invalid_json(error: Exception) -> Failure:
+def invalid_json(error: Exception) -> ApiError:
     """What the decoder found: no JSON, a missing field, or a value of the wrong type."""
     if isinstance(error, RecursionError):
-        return Failure(status=400, message="The body is nested too deeply.", code="invalid_json")
+        return ApiError(status=400, message="The body is nested too deeply.", code="invalid_json")
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        return Failure(
+        return ApiError(
             status=400,
             message=f"The body is not valid JSON in UTF-8: {text}.",
             code="invalid_json",
@@ -113,19 +113,19 @@ def invalid_json(error: Exception) -> Failure:
     reason = text[: found.start()] if found else text
     if missing := MISSING.match(reason):
         param = f"{param}.{missing['name']}" if param else missing["name"]
-        return Failure(
+        return ApiError(
             status=400,
             message=f"{param} is required.",
             param=param,
             code="missing_required_parameter",
         )
     code = "invalid_value" if "out of range" in reason else "invalid_type"
-    return Failure(status=400, message=f"{param or 'The body'}: {reason}.", param=param, code=code)
+    return ApiError(status=400, message=f"{param or 'The body'}: {reason}.", param=param, code=code)
 
 
-async def answer_with_failure(request: Request, error: Exception) -> Response:
+async def answer_with_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for every error that is foreseen."""
-    return failure_of(error).response()
+    return to_api_error(error).response()
 
 
 class CatchAll:
@@ -151,20 +151,20 @@ class CatchAll:
             log.exception("a request failed")
             if started:
                 raise
-            await failure_of(error).response()(scope, receive, send)
+            await to_api_error(error).response()(scope, receive, send)
 
 
-def _server_error(message: str, code: str) -> Failure:
-    return Failure(status=500, message=message, type="server_error", code=code)
+def _server_error(message: str, code: str) -> ApiError:
+    return ApiError(status=500, message=message, type="server_error", code=code)
 
 
-def _routing_failure(error: HTTPException) -> Failure:
+def _routing_error(error: HTTPException) -> ApiError:
     messages = {
         404: "There is no such URL here; the API begins at /v1.",
         405: "This URL does not take this method.",
     }
     codes = {404: "unknown_url", 405: "method_not_allowed"}
-    return Failure(
+    return ApiError(
         status=error.status_code,
         message=messages.get(error.status_code, error.detail),
         code=codes.get(error.status_code),

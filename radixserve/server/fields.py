@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from radixserve.server.errors import Failure
+from radixserve.server.errors import ApiError
 from radixserve.server.limits import Raws
 
 HEADER = "x-radixserve-ignored"
@@ -138,7 +138,7 @@ def triage(
     """The names of the fields that have no effect, in the order in which they were sent.
 
     Raises:
-        Failure: 400, a field would change the answer in a way that is not built; it names it.
+        ApiError: 400, a field would change the answer in a way that is not built; it names it.
     """
     ignored = []
     for name, raw in raws.items():
@@ -148,7 +148,7 @@ def triage(
             ignored.append(name)
         elif not _neutral(raw, refused[name]):
             hint = HINTS.get(name)
-            raise Failure(
+            raise ApiError(
                 status=400,
                 message=f"{name} is not supported here." + (f" {hint}" if hint else ""),
                 param=name,

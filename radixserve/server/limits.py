@@ -8,7 +8,7 @@ import anyio.to_thread
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from radixserve.server.errors import Failure, invalid_json
+from radixserve.server.errors import ApiError, invalid_json
 
 BODY_LIMIT = 32 * 2**20
 LARGE_BODY = 2**18
@@ -34,7 +34,7 @@ async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
     """The body of a JSON request.
 
     Raises:
-        Failure: 415, it is not said to be plain JSON; 413, it is longer than ``limit``.
+        ApiError: 415, it is not said to be plain JSON; 413, it is longer than ``limit``.
         ClientDisconnect: the client went away while it was sending.
     """
     _check_headers(request, limit)
@@ -58,7 +58,7 @@ async def decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
     Of a key that comes twice the last one counts.
 
     Raises:
-        Failure: 400, it is not JSON, or not of this type.
+        ApiError: 400, it is not JSON, or not of this type.
     """
     if len(body) < LARGE_BODY:
         return _decode(body, type_)
@@ -80,7 +80,7 @@ def _check_values(body: bytes) -> None:
     bulk = msgspec.json.decode(body, type=_Bulk)
     besides = body.count(b",") - bytes(bulk.messages).count(b",") - bytes(bulk.prompt).count(b",")
     if besides > MAX_COMMAS:
-        raise Failure(
+        raise ApiError(
             status=400,
             message="The body holds too many values besides messages and prompt.",
             code="invalid_value",
@@ -90,14 +90,14 @@ def _check_values(body: bytes) -> None:
 def _check_headers(request: Request, limit: int) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Failure(
+        raise ApiError(
             status=415,
             message="The body must be JSON: send the header Content-Type: application/json.",
             param="content-type",
             code="unsupported_media_type",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Failure(
+        raise ApiError(
             status=415,
             message="The body must not be compressed.",
             param="content-encoding",
@@ -108,8 +108,8 @@ def _check_headers(request: Request, limit: int) -> None:
         raise _too_large(limit)
 
 
-def _too_large(limit: int) -> Failure:
-    return Failure(
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
         status=413,
         message=f"The body is larger than {limit} bytes.",
         type="request_too_large",

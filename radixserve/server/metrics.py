@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -15,15 +15,22 @@ from radixserve.engine.frontend import Frontend, TextDelta
 from radixserve.engine.messages import EngineStats
 
 PREFIX = "radixserve:"
-TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20)
-TTFT += (40, 80, 160, 640, 2560)
-ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40)
-ITL += (80,)
-LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
-LATENCY += (7680,)
-TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+Buckets = tuple[float, ...]
+TTFT: Buckets = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+ITL: Buckets = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+LATENCY: Buckets = (
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
+    *(120, 240, 480, 960, 1920, 7680),
+)
+TOKENS: Buckets = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
-GAUGES = {
+GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_requests_running": ("Requests in the current batch.", lambda stats: stats.running),
     "num_requests_waiting": ("Requests that wait for a place.", lambda stats: stats.waiting),
     "kv_cache_usage_perc": (
@@ -37,7 +44,7 @@ GAUGES = {
     "kv_pages_free": ("Pages that hold nothing.", lambda stats: stats.pages_free),
     "radix_nodes": ("Nodes of the prefix tree.", lambda stats: stats.radix_nodes),
 }
-COUNTERS = {
+COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "prompt_tokens": ("Prompt tokens of admitted requests.", lambda stats: stats.prompt_tokens),
     "prompt_tokens_cached": (
         "Prompt tokens that were reused, not computed.",
@@ -70,13 +77,12 @@ class EngineCollector:
 
     def collect(self) -> Iterable[Metric]:
         stats = self._frontend.stats()
-        labels = {"labels": ["model_name"]}
         for name, (help_, value) in GAUGES.items():
-            gauge = GaugeMetricFamily(PREFIX + name, help_, **labels)
+            gauge = GaugeMetricFamily(PREFIX + name, help_, labels=["model_name"])
             gauge.add_metric([self._frontend.card.name], value(stats))
             yield gauge
         for name, (help_, value) in COUNTERS.items():
-            counter = CounterMetricFamily(PREFIX + name, help_, **labels)
+            counter = CounterMetricFamily(PREFIX + name, help_, labels=["model_name"])
             counter.add_metric([self._frontend.card.name], value(stats))
             yield counter
 
@@ -103,7 +109,7 @@ class Metrics:
     def request(self) -> RequestTimer:
         return RequestTimer(self, self._frontend.card.name)
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(self, name: str, buckets: Buckets) -> Histogram:
         words = name.replace("_", " ").capitalize()
         return Histogram(
             PREFIX + name, f"{words}.", ["model_name"], buckets=buckets, registry=self.registry

@@ -5,12 +5,16 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 
 from radixserve.cache.namespace import client_namespace
-from radixserve.engine.frontend import ModelCard
+from radixserve.engine.frontend import ModelCard, TextRequest
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.sampling import SamplingParams
-from radixserve.server.errors import Failure
+from radixserve.server.errors import ApiError
 from radixserve.server.wire import GenerationFields, invalid
 
+MAX_N = 128
+MAX_ANSWERS = 256
+"""To all prompts of a request together."""
+MAX_STOPS = 4
 PRIORITY_HEADER = "x-radixserve-priority"
 PRIORITIES = {"high": -1, "normal": 0, "low": 1}
 LARGEST_PRIORITY = 2**31 - 1
@@ -22,14 +26,14 @@ def check_model(fields: GenerationFields, card: ModelCard) -> None:
     """Refuse a name that is not the served model's; no name means it.
 
     Raises:
-        Failure: 404.
+        ApiError: 404.
     """
     if fields.model is not None and fields.model != card.name:
         raise model_not_found(fields.model, card)
 
 
-def model_not_found(name: str, card: ModelCard) -> Failure:
-    return Failure(
+def model_not_found(name: str, card: ModelCard) -> ApiError:
+    return ApiError(
         status=404,
         message=f"The model {name[:100]!r} does not exist here; this server has {card.name!r}.",
         param="model",
@@ -82,16 +86,38 @@ def sampling_params(
         names = {"max_tokens": max_tokens[0], "logprobs": logprobs[0]}
         if error.param in names:
             renamed = names[error.param]
-            raise invalid(renamed, error.message.replace(error.param, renamed, 1).rstrip(".")) from error
+            raise invalid(
+                renamed, error.message.replace(error.param, renamed, 1).rstrip(".")
+            ) from error
         raise
     return sampling
 
 
-def namespace(fields: GenerationFields) -> bytes:
+def _stop_strings(fields: GenerationFields) -> tuple[str, ...]:
+    """The stop strings, of which there are few; their lengths are the engine's to bound."""
+    if fields.stop is None:
+        return ()
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"{len(stops)} stop strings were sent; at most {MAX_STOPS} are taken")
+    return tuple(stops)
+
+
+def _answers_wanted(fields: GenerationFields, prompts: int) -> int:
+    """``n``, within bounds."""
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= MAX_N:
+        raise invalid("n", f"n must be between 1 and {MAX_N}")
+    if n * prompts > MAX_ANSWERS:
+        raise invalid("n", f"n times the number of prompts must be at most {MAX_ANSWERS}")
+    return n
+
+
+def _namespace(fields: GenerationFields) -> bytes:
     """What may share the cache with this request.
 
     Raises:
-        Failure: 400, ``cache_salt`` is empty or too long.
+        ApiError: 400, ``cache_salt`` is empty or too long.
     """
     salt = fields.cache_salt
     if salt is not None and not 1 <= len(salt.encode()) <= MAX_SALT:
@@ -99,11 +125,11 @@ def namespace(fields: GenerationFields) -> bytes:
     return client_namespace(salt)
 
 
-def priority(fields: GenerationFields, headers: Headers) -> int:
+def _priority(fields: GenerationFields, headers: Headers) -> int:
     """The request's priority, said as a number in the body or as a word in a header.
 
     Raises:
-        Failure: 400, neither a word nor a number that is one, or both at once.
+        ApiError: 400, neither a word nor a number that is one, or both at once.
     """
     word = headers.get(PRIORITY_HEADER)
     if word is None:
@@ -122,7 +148,7 @@ def stream_options(fields: GenerationFields) -> tuple[bool, bool, list[str]]:
     """Whether a stream ends with usage, whether every chunk has it, and the options ignored.
 
     Raises:
-        Failure: 400, there are options but no stream.
+        ApiError: 400, there are options but no stream.
     """
     options = fields.stream_options
     if options is None:
@@ -133,3 +159,31 @@ def stream_options(fields: GenerationFields) -> tuple[bool, bool, list[str]]:
     known = {"include_usage", "continuous_usage_stats"}
     ignored = [f"stream_options.{name}" for name in options if name not in known]
     return bool(options.get("include_usage")) or continuous, continuous, ignored
+
+
+def text_request(
+    fields: GenerationFields,
+    headers: Headers,
+    identity: str,
+    *,
+    sampling: SamplingParams,
+    continuation: bool,
+    prompts: int = 1,
+) -> TextRequest:
+    """What is to be generated, still without its prompt.
+
+    Raises:
+        ApiError: 400, a field's value cannot be.
+    """
+    return TextRequest(
+        id=identity,
+        prompt=b"",
+        sampling=sampling,
+        n=_answers_wanted(fields, prompts),
+        stop=_stop_strings(fields),
+        include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        continuation=continuation,
+        namespace=_namespace(fields),
+        priority=_priority(fields, headers),
+    )

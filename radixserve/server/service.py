@@ -1,4 +1,4 @@
-"""What all routes that generate share: the engine, its metrics, and how a client's leaving ends it."""
+"""What the routes that generate share: the engine, its metrics, and an end when the client goes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio.to_thread
 from starlette.requests import ClientDisconnect
@@ -69,9 +69,7 @@ class Service:
         """Run ``work``, which renders or tokenizes, on a thread."""
         return await anyio.to_thread.run_sync(work, limiter=self._text_work)
 
-    def encode(
-        self, render: Callable[[], str], *, param: str, add_special_tokens: bool
-    ) -> bytes:
+    def encode(self, render: Callable[[], str], *, param: str, add_special_tokens: bool) -> bytes:
         """The tokens of a rendered prompt; one that is too long is refused before it costs much.
 
         Raises:
@@ -136,9 +134,8 @@ class Service:
         timer = self.metrics.request()
         unfinished = request.n
         reason = "abort"  # unless we learn better, the client has gone
-        generated = cast(AsyncGenerator[TextDelta, None], self.frontend.generate(request))
         try:
-            async with aclosing(generated) as deltas:
+            async with aclosing(self.frontend.generate(request)) as deltas:
                 async for delta in deltas:
                     tally.take(prompt, delta.index, delta.usage)
                     if delta.finish in ("error", "abort"):

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixserve.server.errors import failure_of
+from radixserve.server.errors import to_api_error
 from radixserve.server.service import Settings, until_gone
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ class EventStream(Response):
             async with self._sending:
                 if not self._started:
                     raise
-            failure = failure_of(error)
-            if failure.status >= 500:
+            failed = to_api_error(error)
+            if failed.status >= 500:
                 log.error("a stream failed", exc_info=error)
-            await self._write(send, b"data: " + failure.body() + b"\n\n")
+            await self._write(send, b"data: " + failed.body() + b"\n\n")
         finally:
             heartbeat.cancel()
         await self._write(send, DONE)

@@ -7,12 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from radixserve.server.errors import Failure
-
-MAX_N = 128
-MAX_PROMPTS = 64
-MAX_ANSWERS = 256
-MAX_STOPS = 4
+from radixserve.server.errors import ApiError
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
@@ -135,29 +130,9 @@ class Completion(msgspec.Struct):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice] | list[CompletionChoice]
-    usage: UsageObject | None | UnsetType = UNSET
+    usage: UsageObject | UnsetType | None = UNSET
 
 
-def stop_strings(fields: GenerationFields) -> tuple[str, ...]:
-    """The stop strings, of which there are few; their lengths are the engine's to bound."""
-    if fields.stop is None:
-        return ()
-    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
-    if len(stops) > MAX_STOPS:
-        raise invalid("stop", f"{len(stops)} stop strings were sent; at most {MAX_STOPS} are taken")
-    return tuple(stops)
-
-
-def answers_wanted(fields: GenerationFields, prompts: int = 1) -> int:
-    """``n``, within bounds."""
-    n = 1 if fields.n is None else fields.n
-    if not 1 <= n <= MAX_N:
-        raise invalid("n", f"n must be between 1 and {MAX_N}")
-    if n * prompts > MAX_ANSWERS:
-        raise invalid("n", f"n times the number of prompts must be at most {MAX_ANSWERS}")
-    return n
-
-
-def invalid(param: str, message: str, code: str = "invalid_value") -> Failure:
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     """The refusal of one field's value."""
-    return Failure(status=400, message=f"{message}.", param=param, code=code)
+    return ApiError(status=400, message=f"{message}.", param=param, code=code)

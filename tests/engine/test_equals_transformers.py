@@ -25,7 +25,7 @@ STEM = [(37 * i * i + 11 * i + 5) % tiny.VOCABULARY for i in range(45)]
 PROMPTS = [
     STEM[:40],
     STEM[:40],
-    STEM[:33] + [7, 8, 9],
+    [*STEM[:33], 7, 8, 9],
     STEM[:21],
     [9, *STEM[:20]],
     STEM,
@@ -116,22 +116,36 @@ def test_answers_are_the_same_under_eviction_and_preemption(
     assert stats.cached_tokens > 0
 
 
-def test_a_prefix_of_any_length_can_be_reused(checkpoint: Path, expected: list[list[int]]):
-    for cut in range(1, len(PROMPTS[0])):
-        core = engine_of_one(checkpoint)
-        answer(core, [PROMPTS[0][:cut]], "prefix")
+def first_logprobs(core: EngineCore, prompt: list[int], name: str) -> dict[int, float]:
+    """The logprobs of the likeliest first tokens of an answer."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20)
+    core.add(GenerationRequest(id=name, tokens=pack(prompt), sampling=sampling))
+    while not core.idle:
+        for delta in core.step():
+            [sampled] = delta.sampled
+    return dict(sampled.top)
+
+
+def test_a_prefix_of_any_length_is_reused_and_gives_the_cold_logits(checkpoint: Path):
+    core = engine(checkpoint, page_size=4, num_pages=200)
+    prompt = PROMPTS[0]
+    cold = first_logprobs(core, prompt, "cold")
+    for cut in range(1, len(prompt)):
+        core.reset_prefix_cache()
+        answer(core, [prompt[:cut]], f"prefix{cut}-")
         before = core.stats().cached_tokens
-        assert answer(core, [PROMPTS[0]], "whole") == [expected[0]]
+        warm = first_logprobs(core, prompt, f"warm{cut}")
         assert core.stats().cached_tokens - before >= cut - 1
+        assert warm == pytest.approx(cold, abs=1e-4)
 
 
-ENGINES: dict[Path, EngineCore] = {}
-
-
-def engine_of_one(checkpoint: Path) -> EngineCore:
-    """One engine a checkpoint, its cache emptied."""
-    if checkpoint not in ENGINES:
-        ENGINES[checkpoint] = engine(checkpoint, page_size=4, num_pages=200)
-    core = ENGINES[checkpoint]
-    core.reset_prefix_cache()
-    return core
+def test_three_thousand_shared_tokens_are_three_thousand_reused(tmp_path: Path):
+    config = tiny.FAMILIES["llama"]()
+    config.max_position_embeddings = 4096
+    tiny.model(config).save_pretrained(tmp_path)
+    core = engine(tmp_path, page_size=16, num_pages=450, max_num_batched_tokens=1024)
+    shared = [(31 * i * i + 7 * i) % tiny.VOCABULARY for i in range(3000)]
+    answer(core, [[*shared, 1, 2, 3]], "first")
+    before = core.stats().cached_tokens
+    answer(core, [[*shared, 9, 8, 7]], "second")
+    assert core.stats().cached_tokens - before == 3000

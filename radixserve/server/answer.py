@@ -1,0 +1,125 @@
+"""How the choices of an answer become HTTP: one JSON object, or a stream of chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+import radixserve
+from radixserve.engine.frontend import TextRequest
+from radixserve.server.fields import ignored_header
+from radixserve.server.parameters import stream_options
+from radixserve.server.service import Deltas, Service, until_gone
+from radixserve.server.sse import EventStream, event
+from radixserve.server.tally import Tally
+from radixserve.server.wire import Completion, GenerationFields
+
+FINGERPRINT = f"radixserve-{radixserve.__version__}"
+LOWEST_LOGPROB = -9999.0
+"""What OpenAI writes for a token that can hardly be; JSON has no infinities."""
+
+
+class Shape(Protocol):
+    """The choices in the form that one API gives them."""
+
+    async def whole(self, deltas: Deltas) -> list[Any]:
+        """All choices, once they have finished."""
+
+    def chunks(self, deltas: Deltas) -> AsyncGenerator[list[Any], None]:
+        """The choices of each chunk, as they come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What is the same in all chunks of an answer."""
+
+    id: str
+    kind: str
+    chunk_kind: str
+    created: int
+    model: str
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    ignored: list[str]
+    """Stream options that have no effect."""
+
+    @classmethod
+    def of(
+        cls, fields: GenerationFields, model: str, *, prefix: str, kind: str, chunk_kind: str
+    ) -> Self:
+        include_usage, continuous, ignored = stream_options(fields)
+        return cls(
+            id=prefix + uuid.uuid4().hex,
+            kind=kind,
+            chunk_kind=chunk_kind,
+            created=int(time.time()),
+            model=model,
+            stream=bool(fields.stream),
+            include_usage=include_usage,
+            continuous_usage=continuous,
+            ignored=ignored,
+        )
+
+    def whole(self, choices: list[Any], tally: Tally) -> Completion:
+        return self._filled(self.kind, choices, tally, usage=True)
+
+    async def events(
+        self, chunks: AsyncGenerator[list[Any], None], tally: Tally
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, with usage where it was asked for."""
+        async with aclosing(chunks):
+            async for choices in chunks:
+                yield event(
+                    self._filled(self.chunk_kind, choices, tally, usage=self.continuous_usage)
+                )
+        if self.include_usage:
+            yield event(self._filled(self.chunk_kind, [], tally, usage=True))
+
+    def _filled(self, kind: str, choices: list[Any], tally: Tally, *, usage: bool) -> Completion:
+        return Completion(
+            id=self.id,
+            object=kind,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=FINGERPRINT,
+            choices=choices,
+            usage=tally.usage() if usage else None if self.include_usage else UNSET,
+        )
+
+
+async def respond(
+    request: Request,
+    envelope: Envelope,
+    ignored: Sequence[str],
+    prompts: Sequence[TextRequest],
+    shape: Shape,
+) -> Response:
+    """Generate answers to ``prompts`` and send them as the client asked for them."""
+    service: Service = request.app.state.service
+    tally: Tally = request.state.tally
+    names = [*ignored, *envelope.ignored]
+    if prompts[0].priority and not service.settings.priorities:
+        names.append("priority")
+    headers = ignored_header(names)
+    deltas = service.answers(prompts, tally)
+    if envelope.stream:
+        events = envelope.events(shape.chunks(deltas), tally)
+        return EventStream(events, service.settings, headers)
+    choices = await until_gone(request.receive, shape.whole(deltas))
+    body = msgspec.json.encode(envelope.whole(choices, tally))
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def clipped(logprob: float) -> float:
+    """``logprob`` as JSON can hold it."""
+    return max(logprob, LOWEST_LOGPROB) if logprob == logprob else LOWEST_LOGPROB

@@ -1,0 +1,53 @@
+"""The HTTP application: routes, and what stands around all of them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from radixserve.engine.frontend import Frontend
+from radixserve.errors import RadixServeError
+from radixserve.server.chat import chat_completions
+from radixserve.server.completions import completions
+from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_with_error
+from radixserve.server.health import health, version
+from radixserve.server.metrics import metrics
+from radixserve.server.models import get_model, list_models
+from radixserve.server.request_id import CLIENT_GONE, RequestId
+from radixserve.server.service import Service, Settings
+
+
+def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starlette:
+    """The application that serves ``frontend``, which whoever calls this starts and stops."""
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/models", list_models),
+            Route("/v1/models/{name:path}", get_model),
+            Route("/health", health),
+            Route("/ping", health, methods=["GET", "POST"]),
+            Route("/version", version),
+            Route("/metrics", metrics),
+        ],
+        middleware=[Middleware(RequestId), Middleware(CatchAll)],
+        exception_handlers={
+            ApiError: answer_with_error,
+            RadixServeError: answer_with_error,
+            AnswerError: answer_with_error,
+            HTTPException: answer_with_error,
+            ClientDisconnect: _nobody_listens,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.service = Service(frontend, settings or Settings())
+    return app
+
+
+async def _nobody_listens(request: Request, error: Exception) -> Response:
+    """For the access log; it reaches nobody."""
+    return Response(status_code=CLIENT_GONE)

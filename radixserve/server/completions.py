@@ -1,0 +1,184 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.engine.frontend import TextDelta, TokenLogprob
+from radixserve.errors import InvalidRequestError
+from radixserve.server.answer import Envelope, clipped, respond
+from radixserve.server.fields import COMPLETION_REFUSED, triage
+from radixserve.server.limits import decode, read_body
+from radixserve.server.parameters import check_model, sampling_params, text_request
+from radixserve.server.service import Deltas, Service
+from radixserve.server.wire import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    invalid,
+)
+from radixserve.tokens import pack
+
+MAX_PROMPTS = 64
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+async def completions(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, CompletionRequest)
+    ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
+    card = service.frontend.card
+    check_model(fields, card)
+    sampling = sampling_params(
+        fields,
+        card,
+        max_tokens=(
+            "max_tokens",
+            DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
+        ),
+        logprobs=("logprobs", fields.logprobs),
+    )
+    named = _prompts(fields)
+    envelope = Envelope.of(
+        fields, card.name, prefix="cmpl-", kind="text_completion", chunk_kind="text_completion"
+    )
+    draft = text_request(
+        fields,
+        request.headers,
+        envelope.id,
+        sampling=sampling,
+        continuation=True,
+        prompts=len(named),
+    )
+    if fields.best_of not in (None, draft.n):
+        raise invalid("best_of", "best_of must be the same as n", "unsupported_parameter")
+    if fields.echo and fields.logprobs is not None:
+        message = "echo together with logprobs is not supported here"
+        raise invalid("echo", message, "unsupported_parameter")
+    service.check_load()
+    tokens = [
+        await service.text_work(partial(_encode, service, fields, param, prompt))
+        for param, prompt in named.items()
+    ]
+    echoes = await service.text_work(partial(_echoes, service, fields, list(named.values())))
+    prompts = [
+        replace(draft, id=f"{envelope.id}-{index}", prompt=prompt)
+        for index, prompt in enumerate(tokens)
+    ]
+    return await respond(request, envelope, ignored, prompts, CompletionAnswer(echoes, draft.n))
+
+
+def _prompts(fields: CompletionRequest) -> dict[str, Prompt]:
+    """The prompts, each with its dotted path in the request."""
+    prompt = fields.prompt
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not prompt:
+        raise invalid("prompt", "prompt must not be empty")
+    kind = type(prompt[0])
+    for index, entry in enumerate(prompt):
+        if type(entry) is not kind:
+            message = "prompt must hold strings, token ids or lists of token ids, not a mixture"
+            raise invalid(f"prompt.{index}", message, "invalid_type")
+    if kind is int:
+        return {"prompt": prompt}  # type: ignore[dict-item]
+    if len(prompt) > MAX_PROMPTS:
+        message = f"{len(prompt)} prompts were sent; at most {MAX_PROMPTS} are taken"
+        raise invalid("prompt", message)
+    return {f"prompt.{index}": entry for index, entry in enumerate(prompt)}  # type: ignore[misc]
+
+
+def _encode(service: Service, fields: CompletionRequest, param: str, prompt: Prompt) -> bytes:
+    if isinstance(prompt, str):
+        special = fields.add_special_tokens is not False
+        return service.encode(lambda: prompt, param=param, add_special_tokens=special)
+    service.check_length(len(prompt), param)
+    if not prompt:
+        raise InvalidRequestError(f"{param} must not be empty.", param=param)
+    size = service.frontend.card.vocab_size
+    if min(prompt) < 0 or max(prompt) >= size:
+        index = next(i for i, token in enumerate(prompt) if not 0 <= token < size)
+        message = f"{param}.{index} is no token id of this model: it has 0 to {size - 1}"
+        raise invalid(f"{param}.{index}", message)
+    return pack(prompt)
+
+
+def _echoes(service: Service, fields: CompletionRequest, prompts: list[Prompt]) -> list[str]:
+    if not fields.echo:
+        return [""] * len(prompts)
+    decode_ids = service.frontend.tokenizer.decode
+    return [each if isinstance(each, str) else decode_ids(each) for each in prompts]
+
+
+class CompletionAnswer:
+    """The answers in the shape of completions; choices are numbered prompt by prompt.
+
+    Args:
+        echoes: Text to put in front of the answers to each prompt.
+        n: Answers to each prompt.
+    """
+
+    def __init__(self, echoes: list[str], n: int):
+        self._echoes = echoes
+        self._n = n
+
+    async def whole(self, deltas: Deltas) -> list[CompletionChoice]:
+        pieces: list[list[TextDelta]] = [[] for _ in range(self._n * len(self._echoes))]
+        async with aclosing(deltas):
+            async for prompt, delta in deltas:
+                pieces[prompt * self._n + delta.index].append(delta)
+        return [
+            CompletionChoice(
+                index,
+                self._echoes[index // self._n] + "".join(delta.text for delta in news),
+                _logprobs([each for delta in news for each in delta.logprobs], 0),
+                news[-1].finish,
+                news[-1].stop,
+            )
+            for index, news in enumerate(pieces)
+        ]
+
+    async def chunks(self, deltas: Deltas) -> AsyncGenerator[list[CompletionChoice], None]:
+        begun: set[int] = set()
+        offsets: dict[int, int] = {}
+        async with aclosing(deltas):
+            async for prompt, delta in deltas:
+                index = prompt * self._n + delta.index
+                text = delta.text
+                if index not in begun:
+                    begun.add(index)
+                    text = self._echoes[prompt] + text
+                if not (text or delta.logprobs or delta.finish):
+                    continue
+                logprobs = _logprobs(delta.logprobs, offsets.get(index, 0))
+                if logprobs is not None:
+                    offsets[index] = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
+                yield [CompletionChoice(index, text, logprobs, delta.finish, delta.stop)]
+
+
+def _logprobs(
+    chosen: tuple[TokenLogprob, ...] | list[TokenLogprob], offset: int
+) -> CompletionLogprobs | None:
+    """The logprobs of tokens whose text begins ``offset`` characters into the answer."""
+    if not chosen:
+        return None
+    shown = CompletionLogprobs([], [], [], [])
+    for each in chosen:
+        shown.text_offset.append(offset)
+        shown.tokens.append(each.token)
+        shown.token_logprobs.append(clipped(each.logprob))
+        shown.top_logprobs.append(
+            {other.token: clipped(other.logprob) for other in each.top}
+            | {each.token: clipped(each.logprob)}
+        )
+        offset += len(each.token)
+    return shown

@@ -1,0 +1,52 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.engine.frontend import ModelCard
+from radixserve.server.parameters import model_not_found
+from radixserve.server.service import Service
+
+
+class ModelObject(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    max_model_len: int
+    root: str
+    parent: None = None
+    owned_by: str = "radixserve"
+    object: str = "model"
+    permission: tuple[()] = ()
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelObject]
+    object: str = "list"
+
+
+async def list_models(request: Request) -> Response:
+    return _json(ModelList([_model(_card(request))]))
+
+
+async def get_model(request: Request) -> Response:
+    card = _card(request)
+    name = request.path_params["name"]
+    if name != card.name:
+        raise model_not_found(name, card)
+    return _json(_model(card))
+
+
+def _card(request: Request) -> ModelCard:
+    service: Service = request.app.state.service
+    return service.frontend.card
+
+
+def _model(card: ModelCard) -> ModelObject:
+    return ModelObject(card.name, card.created, card.max_model_len, root=card.name)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

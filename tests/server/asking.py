@@ -1,0 +1,53 @@
+"""Short ways to ask."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from httpx2 import Response
+from starlette.testclient import TestClient
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def chat(client: TestClient, headers: dict[str, str] | None = None, **fields: Any) -> Response:
+    body = {"messages": USER, **fields}
+    return client.post("/v1/chat/completions", json=body, headers=headers)
+
+
+def complete(client: TestClient, prompt: Any = "Hi", **fields: Any) -> Response:
+    return client.post("/v1/completions", json={"prompt": prompt, **fields})
+
+
+def send(client: TestClient, body: bytes | str, path: str = "/v1/chat/completions") -> Response:
+    return client.post(path, content=body, headers={"content-type": "application/json"})
+
+
+def error_of(response: Response, status: int = 400) -> dict[str, Any]:
+    """The error object, which has exactly OpenAI's four fields."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return dict(body["error"])
+
+
+def refused(response: Response) -> tuple[str | None, str | None]:
+    """The param and the code of a 400."""
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    return error["param"], error["code"]
+
+
+def events(response: Response) -> list[Any]:
+    """The data of a stream's events, after checking that it ends as it must."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = response.text.split("\n\n")
+    assert blocks.pop() == ""
+    data = [block.removeprefix("data: ") for block in blocks if not block.startswith(":")]
+    assert data.pop() == "[DONE]"
+    return [json.loads(each) for each in data]

@@ -1,0 +1,206 @@
+"""An engine that says what it is told to, and a server on a real socket to put in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from radixserve.engine.frontend import (
+    Alternative,
+    ModelCard,
+    TextDelta,
+    TextRequest,
+    TokenLogprob,
+)
+from radixserve.engine.messages import EngineStats, Usage
+from radixserve.errors import InvalidRequestError
+from radixserve.text.stop_strings import StopStrings
+from radixserve.tokens import pack
+
+MODEL = "fake/model"
+ANSWER = "Hello!"
+
+
+class FakeTokenizer:
+    """One token a byte."""
+
+    vocab_size = 256
+    longest_token = 1
+
+    def __init__(self) -> None:
+        self.encoded = 0
+        """Texts that were tokenized."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> bytes:
+        self.encoded += 1
+        return pack(text.encode())
+
+    def fewest_tokens(self, text: str) -> int:
+        return len(text.encode())
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        if add_generation_prompt and continue_final_message:
+            raise InvalidRequestError("Not both.", param="continue_final_message")
+        lines = [f"{message['role']}: {message.get('content')}" for message in messages]
+        if template_kwargs:
+            lines.insert(0, str(template_kwargs))
+        return "\n".join(lines) + ("\nassistant:" if add_generation_prompt else "")
+
+
+class FakeFrontend:
+    """Answers every prompt with ``answer``, a token a character, ``index`` behind it if n > 1."""
+
+    def __init__(self, answer: str = ANSWER, *, max_model_len: int = 200):
+        self.card = ModelCard(
+            name=MODEL, max_model_len=max_model_len, vocab_size=256, created=1_700_000_000
+        )
+        self.tokenizer = FakeTokenizer()
+        self.answer = answer
+        self.requests: list[TextRequest] = []
+        self.refuse: Exception | None = None
+        self.fail_after: int | None = None
+        self.die_after: int | None = None
+        self.logprob = -0.5
+        self.alive = True
+        self.waiting = 0
+        self.aborted = threading.Event()
+        """Set once a request was aborted."""
+        self.asked = threading.Event()
+        """Set once a request has come."""
+        self._hold_after: int | None = None
+        self._gate: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._seen: set[tuple[bytes, bytes]] = set()
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self.alive = False
+
+    def healthy(self) -> bool:
+        return self.alive
+
+    def hold(self, after: int = 0) -> None:
+        """From now on every answer waits for ``release`` after so many tokens."""
+        self._hold_after = after
+        self._gate = asyncio.Event()
+
+    def release(self) -> None:
+        """Let the answers go on; may be called from any thread."""
+        assert self._loop is not None and self._gate is not None
+        self._loop.call_soon_threadsafe(self._gate.set)
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
+        self._loop = asyncio.get_running_loop()
+        self.requests.append(request)
+        self.asked.set()
+        finished = 0
+        try:
+            if self.refuse is not None:
+                raise self.refuse
+            StopStrings(request.stop)
+            cached = self._cached(request)
+            for index in range(request.n):
+                async for delta in self._answer(request, index, cached):
+                    yield delta
+                finished += 1
+        finally:
+            if finished < request.n:
+                self.aborted.set()
+
+    async def _answer(
+        self, request: TextRequest, index: int, cached: int
+    ) -> AsyncGenerator[TextDelta, None]:
+        text = self.answer + (str(index) if request.n > 1 else "")
+        limit = request.sampling.max_tokens
+        shown = text[:limit]
+        for position, letter in enumerate(shown):
+            if position == self._hold_after:
+                assert self._gate is not None
+                await self._gate.wait()
+            if position == self.die_after:
+                raise RuntimeError("secret detail")
+            usage = Usage(len(request.prompt) // 4, position + 1, cached)
+            if position == self.fail_after:
+                yield TextDelta(index=index, finish="error", usage=usage, error="It broke.")
+                return
+            last = position == len(shown) - 1
+            wanted = request.sampling.logprobs is not None
+            yield TextDelta(
+                index=index,
+                text=letter,
+                tokens=(ord(letter),),
+                logprobs=(self._logprob(letter),) if wanted else (),
+                finish=None if not last else "stop" if len(shown) == len(text) else "length",
+                usage=usage,
+            )
+
+    def _logprob(self, letter: str) -> TokenLogprob:
+        data = letter.encode()
+        rival = Alternative("?", b"?", float("-inf"))
+        return TokenLogprob(letter, data, self.logprob, (rival,))
+
+    def _cached(self, request: TextRequest) -> int:
+        key = (request.namespace, request.prompt)
+        hit = key in self._seen
+        self._seen.add(key)
+        return len(request.prompt) // 4 - 1 if hit else 0
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            steps=7,
+            running=1,
+            waiting=self.waiting,
+            pages_total=100,
+            pages_free=50,
+            pages_evictable=25,
+            prompt_tokens=1000,
+            cached_tokens=800,
+            computed_tokens=300,
+            generated_tokens=90,
+            preemptions=2,
+            evicted_pages=5,
+            radix_nodes=11,
+            finished={"stop": 3},
+        )
+
+
+@contextlib.contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """The app behind uvicorn on a free port of this machine; gives its URL."""
+    # The socket listens before uvicorn accepts, so that nobody has to wait for it.
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=_run(server, listener), daemon=True)
+    thread.start()
+    try:
+        yield "http://127.0.0.1:{}".format(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+
+
+def _run(server: uvicorn.Server, listener: socket.socket) -> Callable[[], None]:
+    return lambda: server.run(sockets=[listener])
