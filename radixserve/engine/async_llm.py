@@ -147,7 +147,8 @@ class AsyncLLM:
         files = prepare(self.config)
         template = Path(self.config.chat_template) if self.config.chat_template else None
         tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
-        return ModelRunner(files, self.config), tokenizer, files.name
+        runner = ModelRunner(files, self.config, eos_token_ids=tokenizer.eos_token_ids)
+        return runner, tokenizer, files.name
 
     def _run(self, core: EngineCore) -> None:
         error: Exception = EngineDeadError("The engine has stopped.")

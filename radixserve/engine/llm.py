@@ -75,7 +75,8 @@ class LLM:
         template = Path(config.chat_template) if config.chat_template else None
         self.name = files.name
         self.tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
-        self.core = EngineCore(config, ModelRunner(files, config))
+        runner = ModelRunner(files, config, eos_token_ids=self.tokenizer.eos_token_ids)
+        self.core = EngineCore(config, runner)
 
     def generate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -36,12 +37,19 @@ class ModelInfo:
 class ModelRunner:
     """A loaded model with its KV pages.
 
+    Args:
+        files: where it is.
+        config: how it is to be loaded, and how much memory its pages may take.
+        eos_token_ids: tokens that end an answer besides those that the model's files name.
+
     Raises:
         ModelError: the model cannot be read or served.
         ConfigError: it does not fit, or ``config`` asks for what it does not have.
     """
 
-    def __init__(self, files: ModelFiles, config: EngineConfig):
+    def __init__(
+        self, files: ModelFiles, config: EngineConfig, *, eos_token_ids: Iterable[int] = ()
+    ):
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         loaded = load(files.model, config)
@@ -56,7 +64,7 @@ class ModelRunner:
         self.info = ModelInfo(
             vocab_size=loaded.config.vocab_size,
             max_model_len=min(loaded.max_model_len, (num_pages - 1) * config.page_size),
-            eos_token_ids=loaded.eos_token_ids,
+            eos_token_ids=loaded.eos_token_ids.union(eos_token_ids),
             num_pages=num_pages,
             dtype=str(loaded.dtype).removeprefix("torch."),
             kv_bytes_per_token=geometry.token_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -147,11 +148,20 @@ class CatchAll:
 
         try:
             await self.app(scope, receive, watched)
+        except asyncio.CancelledError:
+            # The server goes down and has waited long enough; nobody else cancels a request.
+            if not started:
+                await to_api_error(going_down()).response()(scope, receive, send)
         except Exception as error:
             log.exception("a request failed")
             if started:
                 raise
             await to_api_error(error).response()(scope, receive, send)
+
+
+def going_down() -> OverloadedError:
+    """What a request that cannot be finished any more is told."""
+    return OverloadedError("The server is shutting down.")
 
 
 def _server_error(message: str, code: str) -> ApiError:

@@ -18,6 +18,7 @@ from radixserve.server.errors import AnswerError
 from radixserve.server.limits import BODY_LIMIT
 from radixserve.server.metrics import Metrics
 from radixserve.server.tally import Tally
+from radixserve.tokens import count
 
 T = TypeVar("T")
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
@@ -80,7 +81,9 @@ class Service:
         tokenizer = self.frontend.tokenizer
         self.check_length(tokenizer.fewest_tokens(text), param)
         tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
-        self.check_length(len(tokens) // 4, param)
+        if not tokens:
+            raise InvalidRequestError(f"{param} must not be empty.", param=param)
+        self.check_length(count(tokens), param)
         return tokens
 
     def check_length(self, tokens: int, param: str) -> None:

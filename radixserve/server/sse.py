@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -13,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixserve.server.errors import to_api_error
+from radixserve.server.errors import going_down, to_api_error
 from radixserve.server.service import Settings, until_gone
 
 log = logging.getLogger(__name__)
@@ -55,11 +54,17 @@ class EventStream(Response):
         self.init_headers({**HEADERS, **headers})
         self._sending = asyncio.Lock()
         self._started = False
+        self._ended = False
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientDisconnect):
+        try:
             await until_gone(receive, self._run(send))
+        except ClientDisconnect:
+            return
+        except asyncio.CancelledError:
+            # The server goes down and has waited long enough; nobody else cancels a request.
+            await self._fail(send, going_down())
 
     async def _run(self, send: Send) -> None:
         heartbeat = asyncio.create_task(self._beat(send))
@@ -71,13 +76,22 @@ class EventStream(Response):
             async with self._sending:
                 if not self._started:
                     raise
-            failed = to_api_error(error)
-            if failed.status >= 500:
-                log.error("a stream failed", exc_info=error)
-            await self._write(send, b"data: " + failed.body() + b"\n\n")
+            await self._fail(send, error)
+        else:
+            await self._end(send)
         finally:
             heartbeat.cancel()
+
+    async def _fail(self, send: Send, error: Exception) -> None:
+        failed = to_api_error(error)
+        if failed.status >= 500:
+            log.error("a stream failed: %s", failed.message, exc_info=error)
+        await self._write(send, b"data: " + failed.body() + b"\n\n")
+        await self._end(send)
+
+    async def _end(self, send: Send) -> None:
         await self._write(send, DONE)
+        self._ended = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _beat(self, send: Send) -> None:
@@ -85,7 +99,7 @@ class EventStream(Response):
         await self._write(send, b"")
         interval = self._settings.keep_alive
         now = asyncio.get_running_loop().time
-        while True:
+        while not self._ended:
             silent = now() - self._last_sent
             if silent >= interval:
                 await self._write(send, KEEP_ALIVE)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -40,7 +40,7 @@ class FakeTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> bytes:
         self.encoded += 1
-        return pack(text.encode())
+        return pack(list(text.encode()))
 
     def fewest_tokens(self, text: str) -> int:
         return len(text.encode())
@@ -106,7 +106,8 @@ class FakeFrontend:
 
     def release(self) -> None:
         """Let the answers go on; may be called from any thread."""
-        assert self._loop is not None and self._gate is not None
+        assert self._loop is not None
+        assert self._gate is not None
         self._loop.call_soon_threadsafe(self._gate.set)
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
@@ -193,14 +194,10 @@ def serving(app: Starlette) -> Iterator[str]:
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=_run(server, listener), daemon=True)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
-        yield "http://127.0.0.1:{}".format(listener.getsockname()[1])
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(timeout=30)
-
-
-def _run(server: uvicorn.Server, listener: socket.socket) -> Callable[[], None]:
-    return lambda: server.run(sockets=[listener])

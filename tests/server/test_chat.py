@@ -199,9 +199,7 @@ def test_a_final_message_can_be_continued(client: TestClient, frontend: FakeFron
     [request] = frontend.requests
     assert request.continuation
     assert bytes(request.prompt[3::4]).endswith(b"Well,")
-    both = chat(
-        client, messages=messages, continue_final_message=True, add_generation_prompt=True
-    )
+    both = chat(client, messages=messages, continue_final_message=True, add_generation_prompt=True)
     assert refused(both)[0] == "continue_final_message"
 
 

@@ -1,0 +1,274 @@
+"""The command ``radixserve``. Nothing heavy is imported until a command needs it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import radixserve
+from radixserve.config import Dtype, EngineConfig, LoadFormat, Policy
+from radixserve.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from radixserve.engine.frontend import Frontend
+
+Device = Literal["auto", "cpu", "cuda"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+DEFAULTS = EngineConfig()
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+app = typer.Typer(
+    name="radixserve",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="A prefix-caching server for large language models.",
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+def byte_size(text: str) -> int:
+    """``4GiB``, ``500MB`` or ``1000000`` in bytes.
+
+    Raises:
+        typer.BadParameter: it is no size.
+    """
+    found = SIZE.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no size; write 4GiB, 500MB or a number of bytes.")
+    number, unit, binary = found.groups()
+    power = " kmgt".index(unit.lower() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"radixserve {radixserve.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """A prefix-caching server for large language models."""
+
+
+def option(*names: str, panel: str, help: str, **settings: Any) -> Any:
+    """An option of ``serve``, in its panel of the help."""
+    return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
+
+
+MODEL, MEMORY, BATCH, SERVER = "Model", "Memory and cache", "Scheduling", "Server"
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A directory, a GGUF file or a Hugging Face id. Without one: a small demo model.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, option("--host", panel=SERVER, help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, option("--port", panel=SERVER, help="Port to listen on.", min=0, max=65535)
+    ] = 8000,
+    served_model_name: Annotated[
+        str | None,
+        option("--served-model-name", panel=SERVER, help="The name that clients use."),
+    ] = None,
+    log_level: Annotated[
+        LogLevel, option("--log-level", panel=SERVER, help="info: one line a request.")
+    ] = "info",
+    tokenizer: Annotated[
+        str | None,
+        option("--tokenizer", panel=MODEL, help="Where the tokenizer is, if not with the model."),
+    ] = None,
+    load_format: Annotated[
+        LoadFormat,
+        option("--load-format", panel=MODEL, help="dummy: the geometry with random weights."),
+    ] = DEFAULTS.load_format,
+    dtype: Annotated[
+        Dtype, option("--dtype", panel=MODEL, help="auto: bfloat16 where the hardware has it.")
+    ] = DEFAULTS.dtype,
+    device: Annotated[
+        Device, option("--device", panel=MODEL, help="auto: a GPU if there is one.")
+    ] = (DEFAULTS.device),
+    chat_template: Annotated[
+        str | None,
+        option("--chat-template", panel=MODEL, help="A Jinja file in place of the model's own."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        option("--threads", panel=MODEL, help="CPU threads.", show_default="one a core"),
+    ] = None,
+    seed: Annotated[
+        int, option("--seed", panel=MODEL, help="For requests that bring no seed of their own.")
+    ] = DEFAULTS.seed,
+    max_model_len: Annotated[
+        int | None,
+        option(
+            "--max-model-len",
+            panel=MEMORY,
+            help="Longest prompt plus answer, in tokens.",
+            show_default="the model's",
+        ),
+    ] = None,
+    kv_memory: Annotated[
+        int | None,
+        option(
+            "--kv-memory",
+            panel=MEMORY,
+            help="Memory for KV pages: 4GiB, 500MB.",
+            parser=byte_size,
+            metavar="SIZE",
+            show_default="a share of what is free",
+        ),
+    ] = None,
+    kv_memory_share: Annotated[
+        float,
+        option("--kv-memory-share", panel=MEMORY, help="That share, unless --kv-memory says."),
+    ] = DEFAULTS.kv_memory_share,
+    num_pages: Annotated[
+        int | None,
+        option("--num-pages", panel=MEMORY, help="Pages, whatever they weigh."),
+    ] = None,
+    page_size: Annotated[
+        int, option("--page-size", panel=MEMORY, help="Tokens a page.")
+    ] = DEFAULTS.page_size,
+    no_prefix_cache: Annotated[
+        bool, option("--no-prefix-cache", panel=MEMORY, help="Reuse nothing.")
+    ] = False,
+    max_num_seqs: Annotated[
+        int, option("--max-num-seqs", panel=BATCH, help="Requests that run at once.")
+    ] = DEFAULTS.max_num_seqs,
+    max_num_batched_tokens: Annotated[
+        int,
+        option("--max-num-batched-tokens", panel=BATCH, help="Tokens that one step computes."),
+    ] = DEFAULTS.max_num_batched_tokens,
+    long_prefill_token_threshold: Annotated[
+        int,
+        option(
+            "--long-prefill-token-threshold",
+            panel=BATCH,
+            help="Tokens that one prompt may take of a step; 0 is no limit.",
+        ),
+    ] = DEFAULTS.long_prefill_token_threshold,
+    scheduling_policy: Annotated[
+        Policy,
+        option(
+            "--scheduling-policy", panel=BATCH, help="fcfs, or priority: the lower number first."
+        ),
+    ] = DEFAULTS.scheduling_policy,
+    max_queue: Annotated[
+        int,
+        option("--max-queue", panel=BATCH, help="Requests that may wait; more get a 503."),
+    ] = DEFAULTS.max_queue,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API.
+
+    [bold]radixserve serve[/] starts the demo model on http://127.0.0.1:8000;
+    [bold]radixserve serve Qwen/Qwen3-0.6B --kv-memory 4GiB[/] another one. Then:
+
+    [dim]curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json'
+    -d '{"messages": \\[{"role": "user", "content": "Hello"}]}'[/]
+
+    Whether a prompt was reused stands in each answer, in
+    usage.prompt_tokens_details.cached_tokens, and in sum at /metrics.
+    """
+    try:
+        config = EngineConfig(
+            model=model,
+            tokenizer=tokenizer,
+            served_model_name=served_model_name,
+            load_format=load_format,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            chat_template=chat_template,
+            threads=threads,
+            max_model_len=max_model_len,
+            page_size=page_size,
+            kv_memory=kv_memory,
+            kv_memory_share=kv_memory_share,
+            num_pages=num_pages,
+            prefix_cache=not no_prefix_cache,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            scheduling_policy=scheduling_policy,
+            max_queue=max_queue,
+        )
+        run(config, host, port, log_level)
+    except (ConfigError, ModelError) as error:
+        fail(str(error))
+
+
+def run(config: EngineConfig, host: str, port: int, log_level: LogLevel) -> None:
+    """Load the model and serve it until somebody stops it.
+
+    Raises:
+        ConfigError: the settings cannot work, or nobody can listen on ``host`` and ``port``.
+        ModelError: the model cannot be served.
+    """
+    from radixserve.server.run import is_loopback, listen, serve_until_stopped
+    from radixserve.server.service import Settings
+
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
+    logging.getLogger("radixserve").setLevel(log_level.upper())
+    listener = listen(host, port)
+    if not is_loopback(listener.getsockname()[0]):
+        err.print(
+            f"[bold yellow]Warning:[/] listening on {host} without authentication: whoever "
+            "reaches this port can use the model, and can tell from the time of an answer what "
+            "others have asked. Put a proxy with authentication in front of it."
+        )
+    settings = Settings(
+        max_queue=config.max_queue, priorities=config.scheduling_policy == "priority"
+    )
+    serve_until_stopped(make_frontend(config), listener, settings, announce)
+
+
+def make_frontend(config: EngineConfig) -> Frontend:
+    from radixserve.engine.async_llm import AsyncLLM
+
+    return AsyncLLM(config)
+
+
+def announce(model: str, url: str) -> None:
+    """Say that requests are served now, and how to send one."""
+    message = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    out.print(f"\n[bold]radixserve {radixserve.__version__}[/] serves [bold]{escape(model)}[/]")
+    out.print(f"  API      [bold]{url}/v1[/]")
+    out.print(f"  metrics  {url}/metrics")
+    out.print("  try      ", end="")
+    out.print(
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{message}'",
+        markup=False,
+    )
+    out.print("  Ctrl-C ends it.\n")
+
+
+def fail(message: str) -> NoReturn:
+    """End with one line that says why."""
+    err.print(f"[bold red]Error:[/] {escape(message)}")
+    raise typer.Exit(1)

@@ -1,0 +1,128 @@
+"""The server process: a socket, the engine, uvicorn, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from radixserve.engine.frontend import Frontend
+from radixserve.errors import ConfigError
+from radixserve.server.app import create_app
+from radixserve.server.service import Settings
+
+DRAIN_SECONDS = 30
+"""How long running requests may go on once the server is told to stop."""
+
+Announce = Callable[[str, str], None]
+"""Called with the model's name and the server's URL once requests are served."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound, so that a port in use is found before the model is loaded.
+
+    Nobody can connect to it yet: that begins when requests are served.
+
+    Raises:
+        ConfigError: there is no such address here, or the port is in use.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+    return listener
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach ``address``."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def serve_until_stopped(
+    frontend: Frontend, listener: socket.socket, settings: Settings, announce: Announce
+) -> None:
+    """Start the engine and serve it until SIGINT or SIGTERM; the second one does not wait.
+
+    Raises:
+        ConfigError: the settings cannot work, or the port was taken meanwhile.
+        ModelError: the model cannot be served.
+    """
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _leave_at_once)
+    factory = uvicorn.Config(create_app, loop="auto").get_loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_serve(frontend, listener, settings, announce))
+
+
+async def _serve(
+    frontend: Frontend, listener: socket.socket, settings: Settings, announce: Announce
+) -> None:
+    await frontend.start()
+    try:
+        server = _Server(
+            uvicorn.Config(
+                create_app(frontend, settings=settings),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+            )
+        )
+        host, port = listener.getsockname()[:2]
+        server.ready = lambda: announce(frontend.card.name, _url(host, port))
+        # uvicorn takes the signals over, and raises them again when it has ended.
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, _stopped_already)
+        try:
+            await server.serve(sockets=[listener])
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+    finally:
+        await frontend.stop()
+
+
+class _Server(uvicorn.Server):
+    ready: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
+
+def _leave_at_once(number: int, frame: FrameType | None) -> None:
+    """While the model is loaded there is nothing to finish, and threads would hold us up."""
+    os._exit(128 + number)
+
+
+def _stopped_already(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _url(host: str, port: int) -> str:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    reason = error.strerror or str(error)
+    return ConfigError(f"Cannot listen on {host}:{port}: {reason}. Try another --port or --host.")
