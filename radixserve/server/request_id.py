@@ -53,11 +53,15 @@ class RequestId:
             await self.app(scope, receive, marked)
         finally:
             usage = tally.usage()
-            log.info(
+            shown = status if complete else CLIENT_GONE
+            # Whoever polls /health and /metrics would fill the log.
+            quiet = scope["method"] == "GET" and shown < 400
+            log.log(
+                logging.DEBUG if quiet else logging.INFO,
                 "%s %s %s prompt=%d cached=%d completion=%d %.3fs id=%s",
                 scope["method"],
                 scope["path"][:LONGEST_PATH].encode("unicode_escape").decode(),
-                status if complete else CLIENT_GONE,
+                shown,
                 usage.prompt_tokens,
                 usage.prompt_tokens_details.cached_tokens,
                 usage.completion_tokens,
