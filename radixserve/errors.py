@@ -23,10 +23,13 @@ class InvalidRequestError(RadixServeError):
 class ContextLengthError(InvalidRequestError):
     """A prompt that leaves no room for an answer in the model's context or in the KV cache."""
 
-    def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages"):
+    def __init__(
+        self, prompt_tokens: int, limit: int, *, param: str = "messages", at_least: bool = False
+    ):
+        counted = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, your prompt contains "
-            f"{prompt_tokens} input tokens, and an answer needs at least one: the prompt is too "
+            f"{counted} input tokens, and an answer needs at least one: the prompt is too "
             "long. Shorten it, or serve with a larger --max-model-len or --kv-memory.",
             param=param,
             code="context_length_exceeded",

@@ -54,6 +54,8 @@ class Answer:
             shown = sampled[:-1]
         pieces = [self._stops.push(self._detokenizer.push(each.token)) for each in shown]
         finish, stop, error = delta.finish, delta.stop_token, delta.error
+        if stop not in self._request.sampling.stop_token_ids:
+            stop = None  # the model's own end of an answer is no news
         if finish is not None and self._stops.matched is None:
             pieces.append(self._stops.push(self._detokenizer.finish()))
             pieces.append(self._stops.finish())

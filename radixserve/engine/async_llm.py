@@ -17,7 +17,7 @@ from radixserve.engine.core import EngineCore, Runner
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest
 from radixserve.engine.model_files import prepare
-from radixserve.errors import EngineDeadError, RadixServeError
+from radixserve.errors import EngineDeadError, OverloadedError, RadixServeError
 from radixserve.model.runner import ModelRunner
 from radixserve.text.tokenizer import Tokenizer
 
@@ -90,6 +90,10 @@ class AsyncLLM:
             answer.id: answer
             for answer in (Answer(index, request, self.tokenizer) for index in range(request.n))
         }
+        most = self.config.max_num_seqs + self.config.max_queue
+        if len(self._inboxes) + request.n > most:
+            # The engine would say so too, but only when its step has ended.
+            raise OverloadedError(f"{len(self._inboxes)} answers are under way; try again later.")
         inbox: Inbox = asyncio.Queue()
         sequences = [answer.sequence() for answer in answers.values()]
         for identity in answers:

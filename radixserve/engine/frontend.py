@@ -70,7 +70,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """One per entry of ``tokens`` when the sampling parameters ask for logprobs."""
     finish: FinishReason | None = None
     stop: int | str | None = None
-    """The stop token or stop string that ended the answer."""
+    """The stop token or stop string of the request that ended the answer."""
     usage: Usage
     error: str | None = None
 

@@ -35,7 +35,7 @@ PART_FIELDS = frozenset({"type", "text"})
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, ChatRequest)
+    fields, raws = await decode(body, ChatRequest, service.large_bodies)
     ignored = triage(raws, ChatRequest, CHAT_REFUSED)
     card = service.frontend.card
     check_model(fields, card)
@@ -56,7 +56,7 @@ async def chat_completions(request: Request) -> Response:
     draft = text_request(
         fields, request.headers, envelope.id, sampling=sampling, continuation=continued
     )
-    service.check_length(len(fields.messages), "messages")
+    service.check_length(len(fields.messages), "messages", at_least=True)
     _check_messages(fields.messages)
     ignored += _ignored_in_messages(fields.messages)
     service.check_load()

@@ -34,7 +34,7 @@ Prompt = str | list[int]
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, CompletionRequest)
+    fields, raws = await decode(body, CompletionRequest, service.large_bodies)
     ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
     card = service.frontend.card
     check_model(fields, card)

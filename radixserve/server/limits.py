@@ -19,15 +19,15 @@ MAX_COMMAS = 2**16
 T = TypeVar("T")
 Raws = dict[str, msgspec.Raw]
 
-_one_at_a_time = anyio.CapacityLimiter(1)
-"""Large bodies are decoded one by one, so that their memory does not add up."""
-
 
 class _Bulk(msgspec.Struct):
-    """The fields that may be large."""
+    """The fields that may be large, and those that somebody might make so."""
 
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    stop: msgspec.Raw = msgspec.Raw(b"")
+    stop_token_ids: msgspec.Raw = msgspec.Raw(b"")
+    logit_bias: msgspec.Raw = msgspec.Raw(b"")
 
 
 async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
@@ -52,21 +52,24 @@ async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
             return b"".join(chunks)
 
 
-async def decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
+async def decode(body: bytes, type_: type[T], limiter: anyio.CapacityLimiter) -> tuple[T, Raws]:
     """``body`` as ``type_``, and its top-level fields as they were sent.
 
-    Of a key that comes twice the last one counts.
+    Of a key that comes twice the last one counts. A large body is decoded on a thread, under
+    ``limiter``.
 
     Raises:
         ApiError: 400, it is not JSON, or not of this type.
     """
     if len(body) < LARGE_BODY:
         return _decode(body, type_)
-    return await anyio.to_thread.run_sync(_decode, body, type_, limiter=_one_at_a_time)
+    return await anyio.to_thread.run_sync(_decode, body, type_, limiter=limiter)
 
 
 def _decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
     try:
+        if not body.isascii():
+            body.decode()  # msgspec does not look into what it skips
         _check_values(body)
         raws = msgspec.json.decode(body, type=Raws)
         return msgspec.json.decode(body, type=type_), raws
@@ -75,14 +78,18 @@ def _decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
 
 
 def _check_values(body: bytes) -> None:
+    """Bound what the decoder has to build, by looks that build nothing."""
     if body.count(b",") <= MAX_COMMAS:
         return
     bulk = msgspec.json.decode(body, type=_Bulk)
-    besides = body.count(b",") - bytes(bulk.messages).count(b",") - bytes(bulk.prompt).count(b",")
+    commas = {name: bytes(raw).count(b",") for name, raw in msgspec.structs.asdict(bulk).items()}
+    besides = body.count(b",") - commas.pop("messages") - commas.pop("prompt")
     if besides > MAX_COMMAS:
+        largest = max(commas, key=lambda name: commas[name])
         raise ApiError(
             status=400,
             message="The body holds too many values besides messages and prompt.",
+            param=largest if commas[largest] > besides // 2 else None,
             code="invalid_value",
         )
 

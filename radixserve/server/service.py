@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from radixserve.server.limits import BODY_LIMIT
 from radixserve.server.metrics import Metrics
 from radixserve.server.tally import Tally
 from radixserve.tokens import count
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
@@ -50,10 +53,13 @@ class Service:
     frontend: Frontend
     settings: Settings
     metrics: Metrics = field(init=False)
+    large_bodies: anyio.CapacityLimiter = field(init=False)
+    """One at a time is decoded, so that their memory does not add up."""
     _text_work: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.frontend)
+        self.large_bodies = anyio.CapacityLimiter(1)
         self._text_work = anyio.CapacityLimiter(self.settings.text_threads)
 
     def check_load(self) -> None:
@@ -79,22 +85,22 @@ class Service:
         """
         text = render()
         tokenizer = self.frontend.tokenizer
-        self.check_length(tokenizer.fewest_tokens(text), param)
+        self.check_length(tokenizer.fewest_tokens(text), param, at_least=True)
         tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
         if not tokens:
             raise InvalidRequestError(f"{param} must not be empty.", param=param)
         self.check_length(count(tokens), param)
         return tokens
 
-    def check_length(self, tokens: int, param: str) -> None:
-        """Refuse a prompt of ``tokens`` tokens (or more) that leaves no room for an answer.
+    def check_length(self, tokens: int, param: str, *, at_least: bool = False) -> None:
+        """Refuse a prompt of ``tokens`` tokens that leaves no room for an answer.
 
         Raises:
             ContextLengthError: it does.
         """
         limit = self.frontend.card.max_model_len
         if tokens >= limit:
-            raise ContextLengthError(tokens, limit, param=param)
+            raise ContextLengthError(tokens, limit, param=param, at_least=at_least)
 
     async def answers(self, requests: Sequence[TextRequest], tally: Tally) -> Deltas:
         """News of all ``requests``, which run at the same time. Closing it aborts what is left.
@@ -131,7 +137,7 @@ class Service:
                 else:
                     yield news
         finally:
-            await _cancel(*tasks)
+            await cancelled(*tasks)
 
     async def _answer(self, prompt: int, request: TextRequest, tally: Tally) -> Deltas:
         timer = self.metrics.request()
@@ -152,8 +158,9 @@ class Service:
         except (InvalidRequestError, OverloadedError):
             reason = "refused"
             raise
-        except Exception:
+        except Exception as error:
             reason = "error"
+            log.error("request %s failed: %s", request.id, error)
             raise
         finally:
             timer.end(unfinished, reason)
@@ -173,7 +180,7 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientDisconnect
         return task.result()
     finally:
-        await _cancel(task, gone)
+        await cancelled(task, gone)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -181,7 +188,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+async def cancelled(*tasks: asyncio.Future[Any]) -> None:
     """End ``tasks`` and wait until they have."""
     for task in tasks:
         task.cancel()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixserve.server.errors import going_down, to_api_error
-from radixserve.server.service import Settings, until_gone
+from radixserve.server.service import Settings, cancelled, until_gone
 
 log = logging.getLogger(__name__)
 
@@ -64,28 +64,31 @@ class EventStream(Response):
             return
         except asyncio.CancelledError:
             # The server goes down and has waited long enough; nobody else cancels a request.
-            await self._fail(send, going_down())
+            if not self._ended:
+                await self._fail(send, going_down())
 
     async def _run(self, send: Send) -> None:
         heartbeat = asyncio.create_task(self._beat(send))
+        failed: Exception | None = None
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
                     await self._write(send, data)
         except Exception as error:
-            async with self._sending:
-                if not self._started:
-                    raise
-            await self._fail(send, error)
-        else:
-            await self._end(send)
+            failed = error
         finally:
-            heartbeat.cancel()
+            await cancelled(heartbeat)
+        if failed is None:
+            await self._end(send)
+        elif self._started:
+            await self._fail(send, failed)
+        else:
+            raise failed
 
     async def _fail(self, send: Send, error: Exception) -> None:
         failed = to_api_error(error)
-        if failed.status >= 500:
-            log.error("a stream failed: %s", failed.message, exc_info=error)
+        if failed.code == "internal_error":
+            log.error("a stream failed", exc_info=error)
         await self._write(send, b"data: " + failed.body() + b"\n\n")
         await self._end(send)
 
@@ -99,7 +102,7 @@ class EventStream(Response):
         await self._write(send, b"")
         interval = self._settings.keep_alive
         now = asyncio.get_running_loop().time
-        while not self._ended:
+        while True:
             silent = now() - self._last_sent
             if silent >= interval:
                 await self._write(send, KEEP_ALIVE)

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -37,9 +38,12 @@ class FakeTokenizer:
     def __init__(self) -> None:
         self.encoded = 0
         """Texts that were tokenized."""
+        self.threads: set[int] = set()
+        """Where that was."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> bytes:
         self.encoded += 1
+        self.threads.add(threading.get_ident())
         return pack(list(text.encode()))
 
     def fewest_tokens(self, text: str) -> int:
@@ -75,16 +79,18 @@ class FakeFrontend:
         self.tokenizer = FakeTokenizer()
         self.answer = answer
         self.requests: list[TextRequest] = []
+        self.threads: set[int] = set()
+        """Where ``generate`` was called: the event loop's."""
         self.refuse: Exception | None = None
         self.fail_after: int | None = None
         self.die_after: int | None = None
         self.logprob = -0.5
         self.alive = True
         self.waiting = 0
-        self.aborted = threading.Event()
-        """Set once a request was aborted."""
-        self.asked = threading.Event()
-        """Set once a request has come."""
+        self.asked = threading.Semaphore(0)
+        """Released once for each request that has come."""
+        self.aborted = threading.Semaphore(0)
+        """Released once for each request that was aborted."""
         self._hold_after: int | None = None
         self._gate: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -112,8 +118,9 @@ class FakeFrontend:
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         self._loop = asyncio.get_running_loop()
+        self.threads.add(threading.get_ident())
         self.requests.append(request)
-        self.asked.set()
+        self.asked.release()
         finished = 0
         try:
             if self.refuse is not None:
@@ -121,12 +128,13 @@ class FakeFrontend:
             StopStrings(request.stop)
             cached = self._cached(request)
             for index in range(request.n):
-                async for delta in self._answer(request, index, cached):
+                # What an answer that forks off the first one reused is no news.
+                async for delta in self._answer(request, index, cached if index == 0 else 1):
                     yield delta
                 finished += 1
         finally:
             if finished < request.n:
-                self.aborted.set()
+                self.aborted.release()
 
     async def _answer(
         self, request: TextRequest, index: int, cached: int
@@ -185,19 +193,29 @@ class FakeFrontend:
         )
 
 
+@dataclass
+class Serving:
+    url: str
+    server: uvicorn.Server
+
+    def stop(self) -> None:
+        """Tell the server to stop; it first waits for what is running."""
+        self.server.should_exit = True
+
+
 @contextlib.contextmanager
-def serving(app: Starlette) -> Iterator[str]:
-    """The app behind uvicorn on a free port of this machine; gives its URL."""
+def serving(app: Starlette, *, drain: int = 5) -> Iterator[Serving]:
+    """The app behind uvicorn on a free port of this machine."""
     # The socket listens before uvicorn accepts, so that nobody has to wait for it.
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=drain
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield Serving(f"http://127.0.0.1:{listener.getsockname()[1]}", server)
     finally:
         server.should_exit = True
         thread.join(timeout=30)

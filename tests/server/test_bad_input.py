@@ -192,6 +192,12 @@ def test_twenty_megabytes_of_brackets_are_refused_quickly(client: TestClient, bo
     assert chat(client).status_code == 200
 
 
+def test_values_without_number_beside_the_messages_are_refused(client: TestClient):
+    message = b'{"messages": [{"role": "user", "content": "a, b"}], '
+    keys = b",".join(b'"%d":0' % i for i in range(100_000))
+    assert refused(send(client, message + keys + b"}")) == (None, "invalid_value")
+
+
 def test_a_large_honest_body_is_served(frontend: FakeFrontend):
     frontend = FakeFrontend(max_model_len=2_000_000)
     with TestClient(create_app(frontend)) as client:

@@ -133,10 +133,20 @@ def test_every_request_has_one_line_in_the_log_and_no_secret(
     client.get("/v1/models?key=" + marker)
     lines = [r.getMessage() for r in caplog.records if r.name == "radixserve.access"]
     assert len(lines) == 3
-    assert "POST /v1/chat/completions 200 prompt=22 cached=0 completion=6" in lines[0]
+    assert "POST /v1/chat/completions 200 prompt=23 cached=0 completion=6" in lines[0]
     assert marker not in caplog.text
     assert marker not in client.get("/metrics").text
     assert marker not in client.get("/health").text
+
+
+def test_prompts_are_rendered_and_tokenized_off_the_event_loop(
+    client: TestClient, frontend: FakeFrontend
+):
+    chat(client)
+    complete(client, ["a", "b"])
+    assert frontend.threads
+    assert frontend.tokenizer.threads
+    assert not frontend.threads & frontend.tokenizer.threads
 
 
 def test_a_path_cannot_forge_a_line_of_the_log(

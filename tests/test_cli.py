@@ -1,0 +1,229 @@
+"""The command line: what it takes, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from typer import BadParameter
+from typer.testing import CliRunner
+
+import radixserve
+from radixserve import cli
+from radixserve.config import EngineConfig
+from radixserve.errors import ModelError
+from radixserve.server.run import is_loopback, listen
+from tests.server.fake import ANSWER
+
+ROOT = Path(__file__).parents[1]
+HANG = 30.0
+PROGRAM = """
+import asyncio, sys
+from radixserve import cli
+from tests.server.fake import FakeFrontend
+
+class Slow(FakeFrontend):
+    async def start(self):
+        print("loading", flush=True)
+        await asyncio.Event().wait()
+
+cli.make_frontend = lambda config: {frontend}()
+cli.main()
+"""
+
+
+@contextmanager
+def running(*arguments: str, frontend: str = "FakeFrontend") -> Iterator[subprocess.Popen[str]]:
+    """``radixserve serve`` with a fake engine, in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(frontend=frontend), "serve", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line_with(process: subprocess.Popen[str], word: str) -> str:
+    assert process.stdout is not None
+    return next(line for line in process.stdout if word in line)
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, list(arguments), env={"COLUMNS": "200"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
+    """The configuration that ``serve`` would run with, which it does not."""
+    seen: list[EngineConfig] = []
+    monkeypatch.setattr(cli, "run", lambda config, *rest: seen.append(config))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 * 2**30),
+        ("500MB", 500_000_000),
+        ("1.5 k", 1500),
+        ("1.5Ki", 1536),
+        ("2tib", 2 * 2**40),
+        ("1000000", 1_000_000),
+        ("7B", 7),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int):
+    assert cli.byte_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4x", "-1", "GiB", "1e9", "4 GiB more"])
+def test_what_is_no_size_is_refused(text: str):
+    with pytest.raises(BadParameter):
+        cli.byte_size(text)
+
+
+def test_options_reach_the_engine(config: list[EngineConfig]):
+    arguments = "serve some/model --served-model-name name --load-format dummy --dtype float32"
+    arguments += " --device cpu --page-size 8 --kv-memory 1GiB --kv-memory-share 0.5"
+    arguments += " --num-pages 99 --max-model-len 100 --max-num-seqs 3 --tokenizer t"
+    arguments += " --max-num-batched-tokens 50 --long-prefill-token-threshold 20"
+    arguments += " --no-prefix-cache --scheduling-policy priority --max-queue 5"
+    arguments += " --chat-template c.jinja --threads 2 --seed 7"
+    code, _, errors = invoke(*arguments.split())
+    assert (code, errors) == (0, "")
+    assert config == [
+        EngineConfig(
+            model="some/model",
+            served_model_name="name",
+            tokenizer="t",
+            load_format="dummy",
+            dtype="float32",
+            device="cpu",
+            page_size=8,
+            kv_memory=2**30,
+            kv_memory_share=0.5,
+            num_pages=99,
+            max_model_len=100,
+            max_num_seqs=3,
+            max_num_batched_tokens=50,
+            long_prefill_token_threshold=20,
+            prefix_cache=False,
+            scheduling_policy="priority",
+            max_queue=5,
+            chat_template="c.jinja",
+            threads=2,
+            seed=7,
+        )
+    ]
+
+
+def test_without_options_the_engine_has_its_own_defaults(config: list[EngineConfig]):
+    assert invoke("serve")[0] == 0
+    assert config == [EngineConfig()]
+
+
+def test_a_setting_that_cannot_work_is_one_line(config: list[EngineConfig]):
+    code, out, errors = invoke("serve", "--page-size", "0")
+    assert (code, out) == (1, "")
+    assert errors == "Error: page_size must be at least 1, not 0.\n"
+
+
+def test_a_model_that_cannot_be_served_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise ModelError("no/model: there is no such [model].")
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert invoke("serve", "no/model") == (1, "", "Error: no/model: there is no such [model].\n")
+
+
+def test_a_port_in_use_is_one_line_before_anything_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, errors = invoke("serve", "--port", str(port))
+    assert (code, out) == (1, "")
+    assert errors.startswith(f"Error: Cannot listen on 127.0.0.1:{port}: ")
+    assert errors.count("\n") == 1
+
+
+def test_an_address_that_is_not_here_is_one_line():
+    code, _, errors = invoke("serve", "--host", "192.0.2.1")
+    assert code == 1
+    assert errors.startswith("Error: Cannot listen on 192.0.2.1:8000: ")
+
+
+def test_the_socket_takes_no_connection_before_the_model_is_loaded():
+    with listen("127.0.0.1", 0) as bound, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(bound.getsockname(), timeout=HANG)
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("10.0.0.1", False)],
+)
+def test_loopback_is_known(address: str, loopback: bool):
+    assert is_loopback(address) == loopback
+
+
+def test_the_help_teaches_without_loading_anything_heavy():
+    code = "import sys, radixserve.cli; print({'torch', 'transformers'} & set(sys.modules))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == "set()"
+    status, out, _ = invoke("serve", "--help")
+    assert status == 0
+    for word in ("curl http", "Memory and cache", "Scheduling", "--kv-memory", "4GiB"):
+        assert word in out
+
+
+def test_the_version_is_told():
+    assert invoke("--version") == (0, f"radixserve {radixserve.__version__}\n", "")
+
+
+def test_it_serves_says_how_to_ask_and_ends_cleanly_on_ctrl_c():
+    with running("--port", "0") as process:
+        url = line_with(process, "API").split()[-1]
+        assert f"{url}/chat/completions" in line_with(process, "curl")
+        answer = httpx2.post(f"{url}/completions", json={"prompt": "a"}, timeout=HANG)
+        assert answer.json()["choices"][0]["text"] == ANSWER
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=HANG)
+    assert process.returncode == 0
+    assert "POST /v1/completions 200 prompt=1" in errors
+    assert "Traceback" not in errors
+    assert "Warning" not in errors
+
+
+def test_it_warns_when_others_can_reach_it_and_ends_cleanly_when_told():
+    with running("--port", "0", "--host", "0.0.0.0", "--log-level", "error") as process:
+        assert "http://127.0.0.1:" in line_with(process, "API")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=HANG)
+    assert process.returncode == 0
+    assert errors.startswith("Warning: listening on 0.0.0.0 without authentication")
+    assert errors.count("\n") == 1
+
+
+def test_ctrl_c_while_the_model_loads_ends_it_at_once():
+    with running("--port", "0", frontend="Slow") as process:
+        line_with(process, "loading")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=HANG)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
