@@ -1,8 +1,8 @@
 """A model without weights: its KV remembers what it was computed from, and it checks what it reads.
 
 A slot of KV holds the identity of the whole prefix up to its token. Before a row is computed, every
-slot that it attends to must hold the identity of the row's own prefix: reuse of a wrong page, a copy
-that has not run, or a page that was handed out twice is seen at once.
+slot that it attends to must hold the identity of the row's own prefix: the reuse of a wrong page, a
+copy that has not run, or a page that was handed out twice is seen at once.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.scheduling.simulated import Simulation, expected_output
 
 from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from tests.scheduling.simulated import Simulation, expected_output
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -37,21 +37,17 @@ def test_prefill_chunks_and_decode_rows_share_one_step():
     assert simulation.outputs["long"] == expected_output(prompt(40, seed=2), 1)
 
 
-def test_a_long_prefill_that_came_first_does_not_take_a_streams_turn():
-    simulation = Simulation(max_num_batched_tokens=8, max_num_seqs=4)
-    simulation.add("long", prompt(60, seed=2), 1)
-    simulation.add("stream", prompt(2, seed=1), 5)
-    simulation.scheduler.config  # the budget leaves no room for the stream at first
-    waiting = 0
-    while not simulation.outputs["stream"]:
+def test_a_long_prefill_does_not_take_the_turn_of_a_stream_that_came_later():
+    simulation = Simulation(
+        max_num_batched_tokens=8, long_prefill_token_threshold=7, max_model_len=300
+    )
+    simulation.add("long", prompt(150, seed=2), 1)
+    simulation.add("stream", prompt(1, seed=1), 12)
+    simulation.step()
+    for said in range(1, 12):
+        assert len(simulation.outputs["stream"]) == said
         simulation.step()
-        waiting += 1
-    gaps = 0
-    while "stream" not in simulation.finished:
-        before = len(simulation.outputs["stream"])
-        simulation.step()
-        gaps += len(simulation.outputs["stream"]) == before
-    assert gaps == 0
+    assert simulation.finished == {"stream": "length"}
 
 
 def test_the_threshold_bounds_what_one_prompt_takes_of_a_step():
@@ -250,10 +246,8 @@ def test_siblings_compute_their_prompt_once_and_get_their_own_tokens():
     simulation.run()
     assert simulation.model.computed == 30 + 4 * 5
     for index in range(4):
-        assert simulation.outputs[f"n/{index}"] == expected_output(prompt(30), 1, index + 1) + [
-            *simulation.outputs[f"n/{index}"][1:]
-        ]
-        assert len(simulation.outputs[f"n/{index}"]) == 6
+        said = expected_output(prompt(30), 6, salt=index + 1)
+        assert simulation.outputs[f"n/{index}"] == said
     assert len({tuple(out) for out in simulation.outputs.values()}) == 4
     simulation.assert_idle()
 
