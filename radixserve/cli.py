@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
@@ -12,7 +12,11 @@ from rich.markup import escape
 
 import radixserve
 from radixserve.config import Dtype, EngineConfig, LoadFormat, Policy
-from radixserve.errors import ConfigError, ModelError
+from radixserve.errors import ConfigError, ModelError, RadixServeError
+from radixserve.terminal.chat import chat
+from radixserve.terminal.plan import plan
+from radixserve.terminal.probe import probe
+from radixserve.terminal.sizes import byte_size
 
 if TYPE_CHECKING:
     from radixserve.engine.frontend import Frontend
@@ -21,7 +25,6 @@ Device = Literal["auto", "cpu", "cuda"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULTS = EngineConfig()
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 app = typer.Typer(
     name="radixserve",
@@ -36,22 +39,12 @@ err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def main() -> None:
-    """The entry point."""
-    app()
-
-
-def byte_size(text: str) -> int:
-    """``4GiB``, ``500MB`` or ``1000000`` in bytes.
-
-    Raises:
-        typer.BadParameter: it is no size.
-    """
-    found = SIZE.fullmatch(text.strip())
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is no size; write 4GiB, 500MB or a number of bytes.")
-    number, unit, binary = found.groups()
-    power = " kmgt".index(unit.lower() or " ")
-    return int(float(number) * (1024 if binary else 1000) ** power)
+    """The entry point: errors that are raised on purpose end in one line, without a traceback."""
+    try:
+        app()
+    except RadixServeError as error:
+        err.print(f"[bold red]Error:[/] {escape(str(error))}")
+        sys.exit(1)
 
 
 def show_version(wanted: bool) -> None:
@@ -74,6 +67,10 @@ def option(*names: str, panel: str, help: str, **settings: Any) -> Any:
     """An option of ``serve``, in its panel of the help."""
     return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
 
+
+app.command()(plan)
+app.command()(chat)
+app.command()(probe)
 
 MODEL, MEMORY, BATCH, SERVER = "Model", "Memory and cache", "Scheduling", "Server"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from typer import BadParameter
 from typer.testing import CliRunner
 
 import radixserve
@@ -74,28 +73,6 @@ def config(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     seen: list[EngineConfig] = []
     monkeypatch.setattr(cli, "run", lambda config, *rest: seen.append(config))
     return seen
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4GiB", 4 * 2**30),
-        ("500MB", 500_000_000),
-        ("1.5 k", 1500),
-        ("1.5Ki", 1536),
-        ("2tib", 2 * 2**40),
-        ("1000000", 1_000_000),
-        ("7B", 7),
-    ],
-)
-def test_sizes_are_read_as_people_write_them(text: str, size: int):
-    assert cli.byte_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "4x", "-1", "GiB", "1e9", "4 GiB more"])
-def test_what_is_no_size_is_refused(text: str):
-    with pytest.raises(BadParameter):
-        cli.byte_size(text)
 
 
 def test_options_reach_the_engine(config: list[EngineConfig]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -13,25 +12,12 @@ from pathlib import Path
 import torch
 import xxhash
 from filelock import FileLock
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
 
 from radixserve.config import EngineConfig
 from radixserve.errors import ModelError
-from radixserve.model import demo
+from radixserve.model import demo, hub
 from radixserve.model.loader import DTYPES, ModelFiles
 from radixserve.text.gguf_tokenizer import write_tokenizer
-
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-OTHER_FILES = ["consolidated*", "*/*"]
-"""Weights for other programs, and what lies in subfolders."""
-HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def prepare(config: EngineConfig) -> ModelFiles:
@@ -48,7 +34,7 @@ def prepare(config: EngineConfig) -> ModelFiles:
     if config.tokenizer is not None:
         tokenizer = Path(config.tokenizer)
         if not tokenizer.exists():
-            tokenizer = _from_hub(config.tokenizer, weights=False)
+            tokenizer = hub.snapshot(config.tokenizer, weights=False)
         elif tokenizer.is_file():
             tokenizer = tokenizer.parent
     return ModelFiles(files.model, tokenizer, config.served_model_name or files.name)
@@ -75,9 +61,13 @@ def _find(config: EngineConfig) -> ModelFiles:
         return _from_gguf(path, config)
     if path.is_file():
         raise ModelError(f"{path} is neither a directory nor a GGUF file (.gguf).")
-    if config.load_format == "gguf" or path.suffix == ".gguf" or not HUB_ID.fullmatch(config.model):
+    if (
+        config.load_format == "gguf"
+        or path.suffix == ".gguf"
+        or not hub.HUB_ID.fullmatch(config.model)
+    ):
         raise ModelError(f"{config.model}: there is no such file or directory.")
-    directory = _from_hub(config.model, weights=config.load_format != "dummy")
+    directory = hub.snapshot(config.model, weights=config.load_format != "dummy")
     return ModelFiles(directory, directory, config.model)
 
 
@@ -124,27 +114,3 @@ def _made(name: str, make: Callable[[Path], None]) -> Path:
             make(filled)
             filled.rename(directory)
     return directory
-
-
-def _from_hub(name: str, *, weights: bool) -> Path:
-    patterns = [each for each in HUB_FILES if weights or each != "*.safetensors"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=OTHER_FILES))
-    except GatedRepoError as error:
-        raise ModelError(
-            f"{name} is gated: accept its licence on the Hugging Face hub, then log in with "
-            "`hf auth login` or set HF_TOKEN."
-        ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise ModelError(
-            f"{name} is no file or directory here, and no model on the Hugging Face hub "
-            "(or a private one: log in with `hf auth login`)."
-        ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise ModelError(
-            f"{name} is not in the local Hugging Face cache, and the hub cannot be reached. Check "
-            "the connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or name a directory or GGUF file."
-        ) from error
-    except Exception as error:  # proxies, certificates, full disks, the hub's own faults
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{name} cannot be downloaded: {lines[0]}") from error

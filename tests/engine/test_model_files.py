@@ -257,7 +257,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
         endpoint = f"http://127.0.0.1:{server.server_port}"
         return real(name, endpoint=endpoint, cache_dir=tmp_path / "hub", **settings)
 
-    monkeypatch.setattr(model_files, "snapshot_download", stubbed)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", stubbed)
     yield Hub
     server.shutdown()
     thread.join()
