@@ -1,0 +1,126 @@
+"""The library: one object, no server, no event loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from radixserve.engine.llm import LLM
+from radixserve.errors import ContextLengthError, InvalidRequestError, RadixServeError
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import unpack
+from tests.model import tiny
+from tests.text.tiny import tiny_tokenizer_dir
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with the tiny tokenizer: words of bytes."""
+    made = tmp_path_factory.mktemp("tiny")
+    config = tiny.FAMILIES["llama"]()
+    config.vocab_size = 266
+    tiny.model(config).save_pretrained(made)
+    tiny_tokenizer_dir(made)
+    return made
+
+
+@pytest.fixture
+def llm(directory: Path) -> LLM:
+    return LLM(str(directory), dtype="float32", num_pages=200, page_size=4, threads=1)
+
+
+def test_texts_and_token_ids_are_answered_in_their_order(llm: LLM):
+    texts = ["One", "Two trees", "Three little trees"]
+    outputs = llm.generate(texts, GREEDY)
+    ids = [unpack(llm.tokenizer.encode(text)) for text in texts]
+    again = llm.generate(ids, GREEDY)
+    for text, output, other in zip(texts, outputs, again, strict=True):
+        assert output.usage.prompt_tokens == len(unpack(llm.tokenizer.encode(text)))
+        assert output.completions[0].token_ids == other.completions[0].token_ids
+        assert output.text == llm.tokenizer.decode(output.completions[0].token_ids)
+        assert output.completions[0].finish_reason == "length"
+        assert other.usage.cached_tokens == other.usage.prompt_tokens - 1
+    assert outputs[0].text != outputs[1].text
+
+
+def test_one_prompt_may_be_passed_without_a_list(llm: LLM):
+    [output] = llm.generate("One", GREEDY)
+    assert len(output.completions[0].token_ids) == 12
+
+
+def test_a_chat_reuses_its_earlier_turns(llm: LLM):
+    chat = [{"role": "user", "content": "Hello"}]
+    first = llm.chat(chat, GREEDY)
+    chat += [
+        {"role": "assistant", "content": "Well."},
+        {"role": "user", "content": "And now?"},
+    ]
+    second = llm.chat(chat, GREEDY)
+    assert first.usage.cached_tokens == 0
+    # The template opens the answer, so all of the first prompt comes again.
+    assert second.usage.cached_tokens >= first.usage.prompt_tokens - 1
+
+
+def test_several_answers_to_one_prompt_are_sampled_apart_and_its_tokens_counted_once(llm: LLM):
+    sampling = SamplingParams(temperature=1.0, max_tokens=8, seed=3, ignore_eos=True)
+    [output] = llm.generate("Say something", sampling, n=4)
+    assert len({tuple(each.token_ids) for each in output.completions}) == 4
+    assert output.usage.completion_tokens == 32
+    assert output.usage.prompt_tokens == len(unpack(output.prompt_token_ids))
+    [again] = llm.generate("Say something", sampling, n=4)
+    assert [each.token_ids for each in again.completions] == [
+        each.token_ids for each in output.completions
+    ]
+    [alone] = llm.generate("Say something", sampling)
+    assert alone.completions[0].token_ids == output.completions[0].token_ids
+
+
+def test_a_stop_string_cuts_the_text_where_it_begins(llm: LLM):
+    [whole] = llm.generate("One", GREEDY)
+    stop = whole.text[3:5]
+    assert stop
+    [cut] = llm.generate("One", GREEDY, stop=stop)
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.completions[0].finish_reason == "stop"
+    assert cut.completions[0].stop_reason == stop
+    assert llm.core.idle
+
+
+def test_salts_keep_prompts_apart(llm: LLM):
+    llm.generate("A secret", GREEDY, cache_salt="mine")
+    [other] = llm.generate("A secret", GREEDY, cache_salt="yours")
+    [mine] = llm.generate("A secret", GREEDY, cache_salt="mine")
+    assert other.usage.cached_tokens == 0
+    assert mine.usage.cached_tokens == mine.usage.prompt_tokens - 1
+
+
+def test_what_cannot_be_answered_is_refused_and_leaves_nothing_behind(llm: LLM):
+    with pytest.raises(ContextLengthError):
+        llm.generate(["fits", "x" * 5000], GREEDY)
+    with pytest.raises(InvalidRequestError, match="empty"):
+        llm.generate([[]], GREEDY)
+    assert llm.core.idle
+    llm.core.cache.check()
+
+
+def test_a_failing_step_is_an_error_of_the_caller(llm: LLM, monkeypatch, caplog):
+    def fail(plan: object) -> None:
+        raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(llm.core.runner, "execute", fail)
+    with pytest.raises(RadixServeError, match="on fire"):
+        llm.generate("One", GREEDY)
+    assert llm.core.idle
+    assert "failed" in caplog.text
+
+
+def test_forgetting_the_cache_says_what_was_dropped(llm: LLM):
+    llm.generate("One and two and three", GREEDY)
+    before = llm.stats().pages_free
+    purge = llm.reset_prefix_cache()
+    assert purge.dropped == 199 - before
+    assert purge.held == 0
+    assert llm.stats().pages_free == 199
