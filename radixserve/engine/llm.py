@@ -58,7 +58,8 @@ class LLM:
     """A model and its prefix cache::
 
         llm = LLM()  # the demo model
-        print(llm.chat([{"role": "user", "content": "What is a radix tree?"}]).text)
+        chat = [{"role": "user", "content": "What is a radix tree?"}]
+        print(llm.chat(chat, SamplingParams(max_tokens=60)).text)
 
     Args:
         model: a directory, a GGUF file or a Hugging Face id; None is the demo model.

@@ -54,6 +54,8 @@ def _find(config: EngineConfig) -> ModelFiles:
         return ModelFiles(directory, directory, demo.NAME)
     path = Path(config.model).expanduser()
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} has no config.json: it is not a model's directory.")
         return ModelFiles(path, path, path.resolve().name)
     if path.is_file() and path.suffix == ".json" and config.load_format == "dummy":
         return ModelFiles(path, path.parent, path.resolve().parent.name)

@@ -85,7 +85,7 @@ def to_api_error(error: Exception) -> ApiError:
             )
         case EngineDeadError():
             return _server_error(
-                "The engine has stopped; nothing can be generated until the server is restarted.",
+                "The server is shutting down, or its engine has died; try again once it is back.",
                 "engine_dead",
             )
         case AnswerError():

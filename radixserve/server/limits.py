@@ -15,6 +15,9 @@ LARGE_BODY = 2**18
 """Bytes from which decoding would hold up the event loop for more than a few milliseconds."""
 MAX_COMMAS = 2**16
 """Commas outside ``messages`` and ``prompt``, and so values beside them."""
+MAX_CONTAINERS = 2**18
+"""Lists and objects of a body. Brackets inside of texts count too, since telling them apart costs
+what this saves; a text with so many is longer than what models take."""
 
 T = TypeVar("T")
 Raws = dict[str, msgspec.Raw]
@@ -81,6 +84,12 @@ def _check_values(body: bytes) -> None:
     """Bound what the decoder has to build, by looks that build nothing."""
     if body.count(b",") <= MAX_COMMAS:
         return
+    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        raise ApiError(
+            status=400,
+            message=f"The body holds more than {MAX_CONTAINERS} lists and objects.",
+            code="invalid_value",
+        )
     bulk = msgspec.json.decode(body, type=_Bulk)
     commas = {name: bytes(raw).count(b",") for name, raw in msgspec.structs.asdict(bulk).items()}
     besides = body.count(b",") - commas.pop("messages") - commas.pop("prompt")

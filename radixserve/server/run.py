@@ -106,6 +106,12 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.ready()
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets running requests finish; any second one ends at once."""
+        again = self.should_exit
+        super().handle_exit(sig, frame)
+        self.force_exit = self.force_exit or again
+
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:
     """While the model is loaded there is nothing to finish, and threads would hold us up."""

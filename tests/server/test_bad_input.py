@@ -198,6 +198,13 @@ def test_values_without_number_beside_the_messages_are_refused(client: TestClien
     assert refused(send(client, message + keys + b"}")) == (None, "invalid_value")
 
 
+def test_lists_without_number_are_refused_before_they_are_built(client: TestClient):
+    body = b'{"prompt": [' + b"[1]," * 2**18 + b"[1]]}"
+    error = error_of(send(client, body, "/v1/completions"))
+    assert error["code"] == "invalid_value"
+    assert "lists and objects" in error["message"]
+
+
 def test_a_large_honest_body_is_served(frontend: FakeFrontend):
     frontend = FakeFrontend(max_model_len=2_000_000)
     with TestClient(create_app(frontend)) as client:
