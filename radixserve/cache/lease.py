@@ -31,6 +31,7 @@ class Lease:
     __slots__ = (
         "_cache",
         "_copies",
+        "_forked",
         "anchor",
         "computed",
         "pages",
@@ -42,6 +43,8 @@ class Lease:
 
     def __init__(self, cache: PrefixCache, tokens: Tokens, anchor: Node):
         self._cache = cache
+        self._forked = False
+        """Whether others may hold the open block."""
         self._copies: list[tuple[PageCopy, Node | None]] = []
         self.tokens = tokens
         self.anchor = anchor
@@ -76,15 +79,14 @@ class Lease:
         An open block that a fork shares is exchanged for a copy, since it is about to be written.
         O(pages taken + evictions).
         """
-        self._demand_live()
         size = self._cache.page_size
-        missing = max(0, -(-(self.computed + count) // size) - len(self.pages))
-        open_block = self.computed // size
-        filled = self.computed % size
-        shared = filled > 0 and count > 0 and self._cache.pool.holders(self.pages[open_block]) > 1
-        if not missing and not shared:
+        missing = -(-(self.computed + count) // size) - len(self.pages)
+        if missing <= 0 and not self._forked and not self.released:
             return True
-        taken = self._cache.take(missing + shared)
+        self._demand_live()
+        open_block, filled = divmod(self.computed, size)
+        shared = filled > 0 and count > 0 and self._cache.pool.holders(self.pages[open_block]) > 1
+        taken = self._cache.take(max(0, missing) + shared)
         if taken is None:
             return False
         if shared:
@@ -92,8 +94,14 @@ class Lease:
             # The shared page is held until the copy has run, whatever its other holders do.
             self.add_copy(PageCopy(self.pages[open_block], page, filled), None)
             self.pages[open_block] = page
+            self._forked = False
         self.pages.extend(taken)
         return True
+
+    @property
+    def copying(self) -> bool:
+        """Whether there are copies that have not run yet. O(1)."""
+        return bool(self._copies)
 
     @property
     def copies(self) -> list[PageCopy]:
@@ -111,6 +119,8 @@ class Lease:
 
     def copied(self) -> None:
         """The copies have run: their sources need no protection any more. O(copies)."""
+        if not self._copies:
+            return
         copies, self._copies = self._copies, []
         for copy, source in copies:
             if source is None:
@@ -132,10 +142,13 @@ class Lease:
         if self._copies:
             raise CacheError("a lease publishes before its copies have run")
         size = self._cache.page_size
-        room = min(len(self.pages) * size, len(self.tokens) // TOKEN_BYTES)
-        if not self.computed <= computed <= room:
+        paged = len(self.pages) * size
+        if not self.computed <= computed <= paged or computed * TOKEN_BYTES > len(self.tokens):
+            room = min(paged, len(self.tokens) // TOKEN_BYTES)
             raise CacheError(f"{computed} tokens computed, {self.computed} before, room for {room}")
         self.computed = computed
+        if computed - self.published < size:
+            return
         end = computed - computed % size
         while self.published < end and not self.private:
             self._publish_to(end)
@@ -156,6 +169,7 @@ class Lease:
         cache.tree.pin(self.anchor)
         twin.computed = twin.reused = self.computed
         twin.published = self.published
+        twin._forked = self._forked = True
         twin.pages = self.pages[: -(-self.computed // cache.page_size)]
         cache.pool.share(twin.pages[self.published // cache.page_size :])
         cache.leases.add(twin)

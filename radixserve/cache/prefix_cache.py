@@ -260,7 +260,5 @@ def _row(anchor: Node) -> array[int]:
     while node is not None:
         parts.append(node.pages)
         node = node.parent
-    row = array("i")
-    for pages in reversed(parts):
-        row.extend(pages)
-    return row
+    parts.reverse()
+    return array("i", b"".join(parts))

@@ -214,16 +214,18 @@ class RadixTree:
 
     def pin(self, node: Node) -> None:
         """One more reason to keep ``node`` and all above it. O(nodes that were unpinned)."""
+        if not node.pins and node.attached and node.children is None and node.parent is not None:
+            self.order.remove(node)
+        warmed = 0
         at: Node | None = node
         while at is not None:
             at.pins += 1
             if at.pins > 1:
-                return
-            if at.attached:
-                self.evictable -= len(at.pages)
-                if at.children is None and at.parent is not None:
-                    self.order.remove(at)
+                break
+            warmed += len(at.pages)
             at = at.parent
+        if node.attached:
+            self.evictable -= warmed
 
     def unpin(self, node: Node, *, now: int) -> list[int]:
         """One reason less to keep ``node``, which was in use until ``now``.

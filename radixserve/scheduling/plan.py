@@ -19,8 +19,7 @@ class Fork:
     sampling: SamplingParams
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """One request's share of a step: ``count`` tokens from position ``start``.
 
     ``pages`` holds the ids of every page up to the last of these tokens, in order of position
@@ -29,7 +28,7 @@ class Row:
     """
 
     request_id: str
-    tokens: bytes
+    tokens: bytes | bytearray
     """The tokens to compute, int32 big-endian."""
     start: int
     pages: array[int]
@@ -38,7 +37,7 @@ class Row:
     history: bytes | bytearray = b""
     """Every token so far, prompt and output, int32 big-endian; borrowed."""
     prompt_length: int = 0
-    forks: list[Fork] = field(default_factory=list)
+    forks: list[Fork] = []
 
     @property
     def count(self) -> int:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from radixserve.cache.lease import Lease
 from radixserve.scheduling.sampling import SamplingParams
-from radixserve.tokens import TOKEN_BYTES, pack
+from radixserve.tokens import TOKEN_BYTES
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -39,11 +39,11 @@ class Request:
     preemptions: int = 0
     behind: tuple[Request, int] | None = field(default=None, repr=False)
     """Whose prefill it waits for, and how far that had published when we last looked."""
+    known: int = field(init=False)
+    """Tokens so far, prompt and output."""
 
-    @property
-    def known(self) -> int:
-        """Tokens so far, prompt and output."""
-        return len(self.tokens) // TOKEN_BYTES
+    def __post_init__(self) -> None:
+        self.known = self.prompt_length
 
     @property
     def generated(self) -> int:
@@ -65,7 +65,8 @@ class Request:
 
     def append(self, token: int) -> FinishReason | None:
         """Take a sampled token; says whether, and why, the sequence ends with it."""
-        self.tokens += pack([token])
+        self.tokens += token.to_bytes(TOKEN_BYTES, "big", signed=True)
+        self.known += 1
         if token in self.stop_tokens and self.generated > self.sampling.min_tokens:
             return "stop"
         return "length" if self.known >= self.limit else None

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+import msgspec
+
 from radixserve.cache.lease import Lease
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.config import EngineConfig
@@ -26,8 +28,7 @@ MAX_PREEMPTIONS = 2
 """After the second one a request runs again only with room for all that it may ever need."""
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """What a step brought to one request."""
 
     request: Request
@@ -42,10 +43,25 @@ class Draft:
 
     budget: int
     rows: dict[str, Row] = field(default_factory=dict)
+    copying: list[Lease] = field(default_factory=list)
+    """Leases of these rows that wait for copies; one that is preempted waits no more."""
 
-    def put(self, row: Row) -> None:
-        self.rows[row.request_id] = row
-        self.budget -= row.count
+    def put(self, request: Request, lease: Lease, count: int) -> None:
+        """Plan the next ``count`` tokens of ``request``."""
+        start = lease.computed
+        end = start + count
+        self.rows[request.id] = Row(
+            request_id=request.id,
+            tokens=request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES],
+            start=start,
+            pages=lease.pages,
+            sampling=request.sampling if end == request.known else None,
+            history=request.tokens,
+            prompt_length=request.prompt_length,
+        )
+        self.budget -= count
+        if lease.copying:
+            self.copying.append(lease)
 
     def drop(self, request_id: str) -> None:
         row = self.rows.pop(request_id, None)
@@ -89,6 +105,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.totals = Totals()
         self._arrivals = 0
+        self._ranked: list[Request] | None = None
+        """The running requests by rank; None once they have changed."""
 
     # Coming and going
 
@@ -154,52 +172,43 @@ class Scheduler:
         """
         draft = Draft(self.config.max_num_batched_tokens)
         preemptions = self.totals.preemptions
-        decodes: list[Request] = []
         prefills: list[Request] = []
-        for request in sorted(self.running.values(), key=attrgetter("rank")):
-            (decodes if request.remaining == 1 else prefills).append(request)
         # Decoding goes first, so that a long prefill never takes a stream's turn.
-        for request in decodes + prefills:
-            count = self._chunk(request, draft)
-            if count and request.lease is not None and self._make_room(request, count, draft):
-                draft.put(self._row(request, count))
-        if preemptions == self.totals.preemptions:
-            self._admit(draft)
+        for request in self._by_rank():
+            lease = request.lease
+            if lease is None:
+                continue  # preempted by one before it
+            if request.known - lease.computed > 1:
+                prefills.append(request)
+            elif draft.budget and (lease.extend(1) or self._make_room(request, lease, 1, draft)):
+                draft.put(request, lease, 1)
+        for request in prefills:
+            lease, count = request.lease, self._chunk(request, draft)
+            if lease is not None and count and self._make_room(request, lease, count, draft):
+                draft.put(request, lease, count)
+        if self.waiting and preemptions == self.totals.preemptions:
+            self._admit(draft, prefills)
         if not draft.rows:
             return None
         self._plan_forks(draft)
         # Only now is anything in flight: what planning gave back may be used by the plan itself.
         plan = StepPlan(self.cache.begin_step(), list(draft.rows.values()))
-        for row in plan.rows:
-            plan.copies.extend(self._lease(self.running[row.request_id]).copies)
+        for lease in draft.copying:
+            plan.copies.extend(lease.copies)
         return plan
+
+    def _by_rank(self) -> list[Request]:
+        """The running requests, first to last. Sorted only when they, or their ranks, changed."""
+        if self._ranked is None:
+            self._ranked = sorted(self.running.values(), key=attrgetter("rank"))
+        return self._ranked
 
     def _chunk(self, request: Request, draft: Draft) -> int:
         most = self.config.long_prefill_token_threshold or request.remaining
         return min(request.remaining, most, draft.budget)
 
-    @staticmethod
-    def _lease(request: Request) -> Lease:
-        assert request.lease is not None, "a running request holds a lease"
-        return request.lease
-
-    def _row(self, request: Request, count: int) -> Row:
-        lease = self._lease(request)
-        start = lease.computed
-        last = start + count == request.known
-        return Row(
-            request_id=request.id,
-            tokens=bytes(request.tokens[start * TOKEN_BYTES : (start + count) * TOKEN_BYTES]),
-            start=start,
-            pages=lease.pages,
-            sampling=request.sampling if last else None,
-            history=request.tokens,
-            prompt_length=request.prompt_length,
-        )
-
-    def _make_room(self, request: Request, count: int, draft: Draft) -> bool:
+    def _make_room(self, request: Request, lease: Lease, count: int, draft: Draft) -> bool:
         """Get pages for ``count`` more tokens, from those who come later if need be."""
-        lease = self._lease(request)
         while not lease.extend(count):
             victim = self._victim(request.rank)
             if victim is None:
@@ -221,32 +230,49 @@ class Scheduler:
     def _preempt(self, request: Request, draft: Draft) -> None:
         """Preemption is release: the pages turn into cold leaves, the place in the queue stays."""
         draft.drop(request.id)
-        self._lease(request).release()
-        request.lease = None
+        self._leave(request)
         request.preemptions += 1
         self.totals.preemptions += 1
-        del self.running[request.id]
         self.waiting.add(request)
+
+    def _enter(self, request: Request, lease: Lease) -> None:
+        """``request``, which waited, runs from now on."""
+        self.waiting.remove(request)
+        request.lease = lease
+        request.behind = None
+        self.running[request.id] = request
+        self._ranked = None
+
+    def _leave(self, request: Request) -> None:
+        """``request`` does not run any more and holds nothing."""
+        assert request.lease is not None, "a running request holds a lease"
+        request.lease.release()
+        request.lease = None
+        del self.running[request.id]
+        self._ranked = None
 
     # Admission
 
-    def _admit(self, draft: Draft) -> None:
-        in_flight = InFlight(self.cache, self.running.values())
-        last = max((request.priority for request in self.running.values()), default=0)
+    def _admit(self, draft: Draft, prefills: list[Request]) -> None:
+        in_flight = InFlight(self.cache, prefills)
+        last = self._by_rank()[-1].priority if self.running else 0
         for request in self.waiting:
             if draft.budget < 1 and request.priority >= last:
                 return
             leader = self._computing_sibling(request) or in_flight.leader(request)
             if leader is not None:
-                leader.priority = min(leader.priority, request.priority)
+                if request.priority < leader.priority:
+                    leader.priority = request.priority
+                    self._ranked = None
                 continue
             if draft.budget < 1:
                 # Those that follow may still lend their priority to a leader.
                 continue
-            if not self._seat(request, draft) or not self._start(request, draft):
+            lease = self._start(request, draft) if self._seat(request, draft) else None
+            if lease is None:
                 # Whoever comes later waits too: nobody is starved by smaller ones.
                 return
-            draft.put(self._row(request, self._chunk(request, draft)))
+            draft.put(request, lease, self._chunk(request, draft))
             in_flight.lead(request)
 
     def _seat(self, request: Request, draft: Draft) -> bool:
@@ -259,7 +285,7 @@ class Scheduler:
         self._preempt(victim, draft)
         return True
 
-    def _start(self, request: Request, draft: Draft) -> bool:
+    def _start(self, request: Request, draft: Draft) -> Lease | None:
         """Lease the cached prefix and room for the rest of what is known.
 
         A request that was preempted twice gets room for all that it may ever need, so that it is
@@ -270,18 +296,15 @@ class Scheduler:
         while (lease := self.cache.reserve(request.tokens, request.namespace, room)) is None:
             victim = self._victim(request.rank)
             if victim is None or victim.priority <= request.priority:
-                return False
+                return None
             self._preempt(victim, draft)
-        self.waiting.remove(request)
-        request.lease = lease
-        request.behind = None
-        self.running[request.id] = request
+        self._enter(request, lease)
         if request.cached is None:
             request.cached = min(lease.reused, request.prompt_length - 1)
             if request.sibling is None:
                 self.totals.prompt_tokens += request.prompt_length
                 self.totals.cached_tokens += request.cached
-        return True
+        return lease
 
     # Siblings (n > 1) fork off where the prompt ends
 
@@ -290,33 +313,33 @@ class Scheduler:
         return first if first is not None and first.generated == 0 else None
 
     def _plan_forks(self, draft: Draft) -> None:
-        finishing = {
-            row.request_id: row
-            for row in draft.rows.values()
-            if row.sampling is not None and row.generated == 0
-        }
         seats = self.config.max_num_seqs - len(self.running)
-        if not finishing or seats < 1:
-            return
         for request in self.waiting:
-            row = finishing.get(request.sibling) if request.sibling else None
-            if row is None or request.cached is not None:
+            if seats < 1:
+                return
+            row = draft.rows.get(request.sibling) if request.sibling else None
+            if request.cached is not None or row is None or row.sampling is None or row.generated:
                 continue
             # One that was preempted twice has all the pages it needs; a fork would share one.
-            if self.running[row.request_id].preemptions < MAX_PREEMPTIONS and seats > 0:
+            if self.running[row.request_id].preemptions < MAX_PREEMPTIONS:
                 row.forks.append(Fork(request.id, request.sampling))
                 seats -= 1
 
-    def _fork(self, first: Request, fork: Fork, sampled: Sampled) -> Progress | None:
-        request = self.waiting.get(fork.request_id)
-        if request is None or first.lease is None:
-            return None
-        self.waiting.remove(request)
-        request.lease = first.lease.fork(request.tokens)
-        request.cached = first.cached
-        request.behind = None
-        self.running[request.id] = request
-        return self._take(request, sampled)
+    def _fork(
+        self,
+        forks: Sequence[Fork],
+        lease: Lease,
+        cached: int | None,
+        sampled: Sequence[Sampled],
+    ) -> list[Progress]:
+        progress = []
+        for fork, token in zip(forks, sampled, strict=True):
+            request = self.waiting.get(fork.request_id)
+            if request is not None:
+                request.cached = cached
+                self._enter(request, lease.fork(request.tokens))
+                progress.append(self._take(request, token))
+        return progress
 
     # Committing
 
@@ -327,20 +350,21 @@ class Scheduler:
         a row that samples nothing. O(rows + blocks published).
         """
         progress: list[Progress] = []
+        computed = 0
         for row, tokens in zip(plan.rows, sampled, strict=True):
             request = self.running.get(row.request_id)
             if request is None or request.lease is None:
                 continue
-            request.lease.copied()
-            request.lease.publish(row.context)
-            self.totals.computed_tokens += row.count
+            lease, count = request.lease, row.count
+            lease.copied()
+            lease.publish(row.start + count)
+            computed += count
             if not tokens:
                 continue
-            for fork, token in zip(row.forks, tokens[1:], strict=True):
-                forked = self._fork(request, fork, token)
-                if forked is not None:
-                    progress.append(forked)
+            if row.forks:
+                progress += self._fork(row.forks, lease, request.cached, tokens[1:])
             progress.append(self._take(request, tokens[0]))
+        self.totals.computed_tokens += computed
         self.cache.end_step(plan.step)
         return progress
 
@@ -367,9 +391,7 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.lease is not None:
-            request.lease.release()
-            request.lease = None
-            del self.running[request.id]
+            self._leave(request)
         else:
             self.waiting.remove(request)
         self.totals.finished[reason] = self.totals.finished.get(reason, 0) + 1

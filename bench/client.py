@@ -1,0 +1,225 @@
+"""Sends workloads to a server and notes when answers come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+from tqdm import tqdm
+
+from bench.servers import Endpoint, ServerError
+from bench.workloads import Conversation, Turn, Workload
+
+COUNTERS = (
+    "prompt_tokens",
+    "prompt_tokens_cached",
+    "computed_tokens",
+    "generation_tokens",
+    "num_preemptions",
+    "evicted_pages",
+)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One answer; moments in seconds from the start of the run."""
+
+    sent: float
+    first: float
+    """The first chunk of the answer."""
+    last: float
+    prompt: int
+    output: int
+    """Tokens that the client asked for and got; padding is not among them."""
+    cached: int = 0
+
+    @property
+    def to_first(self) -> float:
+        return self.first - self.sent
+
+    @property
+    def per_token(self) -> float | None:
+        """Seconds a token after the first; None if there was one token only."""
+        return (self.last - self.first) / (self.output - 1) if self.output > 1 else None
+
+    @property
+    def end_to_end(self) -> float:
+        return self.last - self.sent
+
+    @property
+    def normalized(self) -> float:
+        """End-to-end latency over output tokens (Yu et al., OSDI 2022), in seconds a token."""
+        return self.end_to_end / self.output
+
+
+@dataclass(slots=True)
+class Run:
+    """What became of one workload on one server."""
+
+    workload: Workload
+    server: str
+    samples: list[Sample] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+    """In the order in which they were sent."""
+    seconds: float = 0.0
+    counters: dict[str, float] = field(default_factory=dict)
+    """What the server's own counters rose by."""
+
+
+class Connection:
+    """One client of a server; an asynchronous context manager."""
+
+    def __init__(self, endpoint: Endpoint):
+        self.endpoint = endpoint
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+        self._http = httpx2.AsyncClient(
+            base_url=endpoint.url, timeout=httpx2.Timeout(None, connect=30), limits=limits
+        )
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def counters(self) -> dict[str, float]:
+        """The server's running totals, once it has nothing to do.
+
+        Raises:
+            ServerError: nobody answers.
+        """
+        while True:
+            with self._blamed():
+                answer = await self._http.get("/metrics")
+            families = {
+                family.name.removeprefix("radixserve:"): sum(
+                    sample.value for sample in family.samples if "_created" not in sample.name
+                )
+                for family in text_string_to_metric_families(answer.text)
+            }
+            if not families["num_requests_running"] + families["num_requests_waiting"]:
+                return {name: families[name] for name in COUNTERS}
+            # What a part left behind that was cut would be counted as the next one's.
+            await asyncio.sleep(0.2)
+
+    async def ask(
+        self, turn: Turn, salt: str, start: float, *, sent: float | None = None
+    ) -> Sample:
+        """Stream one answer.
+
+        ``start`` is the ``perf_counter`` that moments count from, ``sent`` the moment at which the
+        client wanted to send (by default: now).
+
+        Raises:
+            ServerError: nobody answers.
+            RuntimeError: the server refused or failed.
+        """
+        body = {
+            "prompt": turn.prompt,
+            "max_tokens": turn.output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": salt,
+        }
+        sent = perf_counter() - start if sent is None else sent
+        first = last = 0.0
+        usage: dict[str, Any] = {}
+        with self._blamed():
+            async with self._http.stream("POST", "/v1/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    raise RuntimeError((await answer.aread()).decode(errors="replace")[:300])
+                async for line in answer.aiter_lines():
+                    if not line.startswith("data: ") or line == "data: [DONE]":
+                        continue
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        raise RuntimeError(chunk["error"]["message"])
+                    if chunk["choices"]:
+                        last = perf_counter() - start
+                        first = first or last
+                    usage = chunk.get("usage") or usage
+        details = usage.get("prompt_tokens_details") or {}
+        return Sample(
+            sent,
+            first,
+            last,
+            len(turn.prompt),
+            usage["completion_tokens"],
+            details.get("cached_tokens", 0),
+        )
+
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.TransportError as error:
+            self.endpoint.check()
+            raise ServerError(
+                f"server {self.endpoint.label!r} does not answer: {error!r}"
+            ) from error
+
+
+async def drive(
+    connection: Connection, workload: Workload, salt: str, *, quiet: bool = False
+) -> Run:
+    """Send all of ``workload`` and wait for the answers. Prompts share only within ``salt``."""
+    run = Run(workload, connection.endpoint.label)
+    gate = asyncio.Semaphore(workload.concurrency or len(workload.turns) or 1)
+    before = await connection.counters()
+    with tqdm(
+        total=len(workload.turns),
+        desc=f"{workload.name} [{run.server}]",
+        leave=False,
+        disable=quiet or None,
+    ) as bar:
+        start = perf_counter()
+        async with _all_or_first_error() as group:
+            for each in workload.conversations:
+                group.create_task(_converse(connection, each, salt, start, gate, run, bar))
+        run.seconds = perf_counter() - start
+    after = await connection.counters()
+    run.counters = {name: after[name] - before[name] for name in after}
+    return run
+
+
+async def _converse(
+    connection: Connection,
+    conversation: Conversation,
+    salt: str,
+    start: float,
+    gate: asyncio.Semaphore,
+    run: Run,
+    bar: tqdm,
+) -> None:
+    await asyncio.sleep(start + conversation.start - perf_counter())
+    for turn in conversation.turns:
+        await asyncio.sleep(turn.pause)
+        async with gate:
+            run.prompts.append(turn.prompt)
+            try:
+                run.samples.append(await connection.ask(turn, salt, start))
+            except RuntimeError as error:
+                run.errors.append(str(error))
+                return
+            finally:
+                bar.update()
+
+
+@contextlib.asynccontextmanager
+async def _all_or_first_error() -> AsyncGenerator[asyncio.TaskGroup, None]:
+    """A task group that raises its first error itself, not in a group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
