@@ -203,7 +203,7 @@ class Lease:
         if child is not None:
             self._adopt(child, at, stop)
             return
-        key = bytes(self.tokens[at:stop])
+        key = self.tokens[at:stop]
         first = self.published // cache.page_size
         pages = self.pages[first : end // cache.page_size]
         cache.drop_open_head(anchor, key)
@@ -238,7 +238,7 @@ class Lease:
         if self.private or not 0 < filled < cache.page_size or cache.pool.holders(private[0]) > 1:
             return 0
         at = self.published * TOKEN_BYTES
-        key = bytes(self.tokens[at : at + filled * TOKEN_BYTES])
+        key = self.tokens[at : at + filled * TOKEN_BYTES]
         if cache.covered(self.anchor, key):
             return 0
         cache.drop_open_head(self.anchor, key)

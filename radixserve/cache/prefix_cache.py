@@ -215,13 +215,13 @@ class PrefixCache:
         if freed:
             self.pool.give_back(freed)
 
-    def covered(self, anchor: Node, key: bytes) -> bool:
+    def covered(self, anchor: Node, key: Tokens) -> bool:
         """Whether some child of ``anchor`` begins with ``key``. O(log children)."""
         place = anchor.index(key)
         keys = anchor.keys
         return keys is not None and place < len(keys) and keys[place].startswith(key)
 
-    def drop_open_head(self, anchor: Node, key: bytes) -> None:
+    def drop_open_head(self, anchor: Node, key: Tokens) -> None:
         """Free the open leaf of ``anchor`` that ``key`` begins with: it has become useless."""
         if anchor.keys is None or anchor.children is None:
             return
