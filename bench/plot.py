@@ -28,7 +28,7 @@ def style(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes:
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
-    axes.tick_params(labelsize=7)
+    axes.tick_params(which="both", labelsize=7)
     axes.set_prop_cycle(color=COLOURS)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, color="#e8e8e8", linewidth=0.6)

@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from bench import plot
 from radixserve.attention.arrays import paged_batch
+from radixserve.cache.node import walk
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.tree import walk
 from radixserve.config import EngineConfig
 from radixserve.scheduling.plan import Sampled
 from radixserve.scheduling.sampling import SamplingParams

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sortedcontainers import SortedKeyList
 
 if TYPE_CHECKING:
-    from radixserve.cache.tree import Node
+    from radixserve.cache.node import Node
 
 
 class EvictionOrder:

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from radixserve.cache.errors import CacheError
+from radixserve.cache.node import Node, Tokens
 from radixserve.cache.pages import PageCopy
-from radixserve.cache.tree import Node, Tokens
 from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from radixserve.cache.errors import CacheError
+from radixserve.cache.node import Node, Root, walk
 from radixserve.cache.pages import SCRATCH_PAGE
-from radixserve.cache.tree import Node, Root, walk
 from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:

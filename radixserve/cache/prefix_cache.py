@@ -9,8 +9,9 @@ import xxhash
 
 from radixserve.cache.lease import Lease
 from radixserve.cache.ledger import check
+from radixserve.cache.node import Node, Tokens, common_tokens
 from radixserve.cache.pages import PageCopy, PagePool
-from radixserve.cache.tree import Node, RadixTree, Tokens, common_tokens
+from radixserve.cache.tree import RadixTree
 from radixserve.tokens import TOKEN_BYTES
 
 

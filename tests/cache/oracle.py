@@ -10,8 +10,8 @@ import random
 from array import array
 from collections import Counter, deque
 
+from radixserve.cache.node import Node, walk
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.tree import Node, walk
 from radixserve.tokens import pack, unpack
 from tests.cache.steps import Sequence, Step, Work
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from radixserve.cache.lease import Lease
+from radixserve.cache.node import Node, walk
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.tree import Node, walk
 from radixserve.tokens import pack, unpack
 
 

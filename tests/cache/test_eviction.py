@@ -7,8 +7,8 @@ from array import array
 import pytest
 
 from radixserve.cache.eviction import EvictionOrder
+from radixserve.cache.node import Node
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.tree import Node
 from radixserve.tokens import pack
 from tests.cache.serving import found, idle, nodes, prefill, serve
 

@@ -9,9 +9,9 @@ import pytest
 
 from radixserve.cache.errors import CacheError
 from radixserve.cache.lease import Lease
+from radixserve.cache.node import Node, Root
 from radixserve.cache.pages import PageCopy
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.tree import Node, Root
 from radixserve.tokens import pack
 from tests.cache.serving import prefill, serve
 

@@ -7,8 +7,9 @@ from array import array
 import pytest
 
 from radixserve.cache.errors import CacheError
+from radixserve.cache.node import Node, common_head, walk
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.tree import Node, RadixTree, common_head, walk
+from radixserve.cache.tree import RadixTree
 from radixserve.tokens import pack, unpack
 from tests.cache.serving import append, compute, found, idle, nodes, only_node, prefill, serve
 
