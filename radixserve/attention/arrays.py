@@ -51,27 +51,26 @@ def paged_batch(plan: StepPlan, page_size: int) -> PagedBatch:
     rows = plan.rows
     if not rows:
         raise ValueError("a step without rows has no arrays")
-    counts = np.fromiter((len(row.tokens) for row in rows), np.int64, len(rows)) // TOKEN_BYTES
-    starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
+    counts = _int64([len(row.tokens) for row in rows]) // TOKEN_BYTES
+    starts = _int64([row.start for row in rows])
     contexts = starts + counts
     needed = -(-contexts // page_size)
     if not counts.all():
         raise ValueError(f"row {int(counts.argmin())} of the plan computes no token")
-    held = np.fromiter((len(row.pages) for row in rows), np.int64, len(rows))
+    held = _int64([len(row.pages) for row in rows])
     if (held < needed).any():
         row = int((held < needed).argmax())
         raise ValueError(f"row {row} of the plan needs {needed[row]} pages and has {held[row]}")
 
     qo_indptr, kv_indptr = _indptr(counts), _indptr(needed)
-    cuts = needed.tolist()
-    kv_indices = np.frombuffer(
-        bytearray().join([memoryview(row.pages)[:n] for row, n in zip(rows, cuts, strict=True)]),
-        np.int32,
-    )
+    pages = [row.pages for row in rows]
+    if (held > needed).any():
+        pages = [row[:n] for row, n in zip(pages, needed.tolist(), strict=True)]
+    kv_indices = np.frombuffer(bytearray().join(pages), np.int32)
     tokens = np.frombuffer(b"".join([row.tokens for row in rows]), np.dtype(">i4"))
     positions = np.arange(len(tokens)) + np.repeat(starts - qo_indptr[:-1], counts)
     page_of_row, offsets = np.divmod(positions, page_size)
-    samples = np.fromiter((row.sampling is not None for row in rows), np.bool_, len(rows))
+    samples = np.array([row.sampling is not None for row in rows])
     return PagedBatch(
         page_size=page_size,
         qo_indptr=_int32(qo_indptr),
@@ -92,6 +91,11 @@ def _indptr(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     indptr = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=indptr[1:])
     return indptr
+
+
+def _int64(values: list[int]) -> npt.NDArray[np.int64]:
+    # From a list, which is built faster than a generator is read.
+    return np.fromiter(values, np.int64, len(values))
 
 
 def _int32(values: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -30,22 +30,22 @@ class Lease:
 
     __slots__ = (
         "_cache",
-        "_copies",
-        "_forked",
         "anchor",
         "computed",
         "pages",
+        "pending",
         "published",
         "released",
         "reused",
+        "room",
         "tokens",
     )
 
     def __init__(self, cache: PrefixCache, tokens: Tokens, anchor: Node):
         self._cache = cache
-        self._forked = False
-        """Whether others may hold the open block."""
-        self._copies: list[tuple[PageCopy, Node | None]] = []
+        self.pending: list[tuple[PageCopy, Node | None]] = []
+        """Copies that have not run yet, each with the node that is pinned for it (None: its page
+        is held instead)."""
         self.tokens = tokens
         self.anchor = anchor
         self.pages: array[int] = array("i")
@@ -54,6 +54,8 @@ class Lease:
         self.published = 0
         """Tokens of whole blocks that stand in the tree; a multiple of the page size."""
         self.computed = 0
+        self.room = 0
+        """Tokens, from the first on, that may be computed before more pages are needed."""
         self.released = False
 
     def __enter__(self) -> Lease:
@@ -79,11 +81,11 @@ class Lease:
         An open block that a fork shares is exchanged for a copy, since it is about to be written.
         O(pages taken + evictions).
         """
-        size = self._cache.page_size
-        missing = -(-(self.computed + count) // size) - len(self.pages)
-        if missing <= 0 and not self._forked and not self.released:
+        if self.computed + count <= self.room:
             return True
         self._demand_live()
+        size = self._cache.page_size
+        missing = -(-(self.computed + count) // size) - len(self.pages)
         open_block, filled = divmod(self.computed, size)
         shared = filled > 0 and count > 0 and self._cache.pool.holders(self.pages[open_block]) > 1
         taken = self._cache.take(max(0, missing) + shared)
@@ -92,36 +94,22 @@ class Lease:
         if shared:
             page = taken.pop()
             # The shared page is held until the copy has run, whatever its other holders do.
-            self.add_copy(PageCopy(self.pages[open_block], page, filled), None)
+            self.pending.append((PageCopy(self.pages[open_block], page, filled), None))
             self.pages[open_block] = page
-            self._forked = False
         self.pages.extend(taken)
+        self.room = len(self.pages) * size
         return True
-
-    @property
-    def copying(self) -> bool:
-        """Whether there are copies that have not run yet. O(1)."""
-        return bool(self._copies)
 
     @property
     def copies(self) -> list[PageCopy]:
         """The copies that must run before anything of this sequence is computed. O(copies)."""
-        return [copy for copy, _ in self._copies]
-
-    @property
-    def copy_sources(self) -> list[tuple[PageCopy, Node | None]]:
-        """The same, each with the node that is pinned for it (None: its page is held instead)."""
-        return list(self._copies)
-
-    def add_copy(self, copy: PageCopy, source: Node | None) -> None:
-        """Ask for a copy; ``source`` is pinned (or its page is held) until ``copied``. O(1)."""
-        self._copies.append((copy, source))
+        return [copy for copy, _ in self.pending]
 
     def copied(self) -> None:
         """The copies have run: their sources need no protection any more. O(copies)."""
-        if not self._copies:
+        if not self.pending:
             return
-        copies, self._copies = self._copies, []
+        copies, self.pending = self.pending, []
         for copy, source in copies:
             if source is None:
                 self._cache.pool.give_back([copy.source])
@@ -138,15 +126,12 @@ class Lease:
             CacheError: fewer tokens than before, or more than there are pages or tokens for, or
                 copies of this lease have not run yet.
         """
-        self._demand_live()
-        if self._copies:
-            raise CacheError("a lease publishes before its copies have run")
-        size = self._cache.page_size
-        paged = len(self.pages) * size
-        if not self.computed <= computed <= paged or computed * TOKEN_BYTES > len(self.tokens):
-            room = min(paged, len(self.tokens) // TOKEN_BYTES)
-            raise CacheError(f"{computed} tokens computed, {self.computed} before, room for {room}")
+        if self.pending or not self.computed <= computed <= self.room:
+            self._refuse(computed)
+        if computed * TOKEN_BYTES > len(self.tokens):
+            self._refuse(computed)
         self.computed = computed
+        size = self._cache.page_size
         if computed - self.published < size:
             return
         end = computed - computed % size
@@ -162,14 +147,17 @@ class Lease:
             CacheError: copies of this lease have not run yet.
         """
         self._demand_live()
-        if self._copies:
+        if self.pending:
             raise CacheError("a lease is forked before its copies have run")
         cache = self._cache
         twin = Lease(cache, tokens, self.anchor)
         cache.tree.pin(self.anchor)
         twin.computed = twin.reused = self.computed
         twin.published = self.published
-        twin._forked = self._forked = True
+        twin.room = self.computed
+        if self.computed % cache.page_size:
+            # Both ask before they write to the open block, which they share.
+            self.room = self.computed
         twin.pages = self.pages[: -(-self.computed // cache.page_size)]
         cache.pool.share(twin.pages[self.published // cache.page_size :])
         cache.leases.add(twin)
@@ -181,9 +169,10 @@ class Lease:
         if self.released:
             return
         self.released = True
+        self.room = -1
         cache = self._cache
         private = self.pages[self.published // cache.page_size :]
-        kept = 0 if self._copies else self._keep_open_block(private)
+        kept = 0 if self.pending else self._keep_open_block(private)
         self.copied()
         cache.pool.give_back(private[kept:])
         cache.leases.discard(self)
@@ -195,18 +184,27 @@ class Lease:
         if self.released:
             raise CacheError("a released lease is used")
 
+    def _refuse(self, computed: int) -> None:
+        self._demand_live()
+        if self.pending:
+            raise CacheError("a lease publishes before its copies have run")
+        room = min(self.room, len(self.tokens) // TOKEN_BYTES)
+        raise CacheError(f"{computed} tokens computed, {self.computed} before, room for {room}")
+
     def _publish_to(self, end: int) -> None:
         """Publish one run of blocks: adopt what stands there already, or append our own."""
         cache, tree, anchor = self._cache, self._cache.tree, self.anchor
         at, stop = self.published * TOKEN_BYTES, end * TOKEN_BYTES
-        child = anchor.child(self.tokens[at : at + tree.block])
-        if child is not None:
-            self._adopt(child, at, stop)
-            return
+        if anchor.keys:
+            child = anchor.child(self.tokens[at : at + tree.block])
+            if child is not None:
+                self._adopt(child, at, stop)
+                return
         key = self.tokens[at:stop]
         first = self.published // cache.page_size
         pages = self.pages[first : end // cache.page_size]
-        cache.drop_open_head(anchor, key)
+        if anchor.keys:
+            cache.drop_open_head(anchor, key)
         if anchor.pins == 1 and anchor.children is None and anchor.parent is not None:
             tree.grow(anchor, key, pages, now=cache.now)
         else:

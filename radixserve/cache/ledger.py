@@ -43,7 +43,7 @@ def _cut_off(cache: PrefixCache) -> list[Node]:
     """Nodes that a purge cut off and that leases still hold."""
     found: dict[int, Node] = {}
     for lease in cache.leases:
-        sources = [node for _, node in lease.copy_sources if node is not None]
+        sources = [node for _, node in lease.pending if node is not None]
         for start in [lease.anchor, *sources]:
             node: Node | None = start
             while node is not None and not node.attached and id(node) not in found:
@@ -68,7 +68,7 @@ def _check_pages(cache: PrefixCache, attached: list[Node], cut_off: list[Node]) 
                 blocks.setdefault(page, block) == block, f"page {page} is shared as another block"
             )
         held.update(lease.pages[first:])
-        held.update(copy.source for copy, node in lease.copy_sources if node is None)
+        held.update(copy.source for copy, node in lease.pending if node is None)
     idle = pool.idle()
     resting = Counter(idle)
     for page in range(SCRATCH_PAGE + 1, pool.num_pages):
@@ -119,7 +119,7 @@ def _check_pins(cache: PrefixCache, nodes: list[Node]) -> None:
     anchors: Counter[int] = Counter()
     for lease in cache.leases:
         anchors[id(lease.anchor)] += 1
-        anchors.update(id(node) for _, node in lease.copy_sources if node is not None)
+        anchors.update(id(node) for _, node in lease.pending if node is not None)
     for node in nodes:
         pinned = sum(1 for child in node.children or () if child.pins)
         _demand(
@@ -152,7 +152,7 @@ def _check_copies(cache: PrefixCache, nodes: list[Node]) -> None:
     pinned = {page for node in nodes if node.pins for page in node.pages}
     for lease in cache.leases:
         own = lease.pages[lease.published // cache.page_size :]
-        for copy, node in lease.copy_sources:
+        for copy, node in lease.pending:
             _demand(copy.target in own, "a copy goes into a page of another")
             _demand(node is None or copy.source in pinned, "the source of a copy is not pinned")
 

@@ -117,13 +117,13 @@ class PrefixCache:
         anchor.hits += 1
         lease = Lease(self, tokens, anchor)
         lease.published = lease.computed = lease.reused = at // TOKEN_BYTES
-        lease.pages = _row(anchor)
+        lease.pages = _row(anchor, pages)
+        lease.room = len(lease.pages) * self.page_size
         if source is not None:
             copied = length // TOKEN_BYTES
-            lease.add_copy(PageCopy(source.pages[0], pages[0], copied), source)
+            lease.pending.append((PageCopy(source.pages[0], pages[0], copied), source))
             lease.computed += copied
             lease.reused += copied
-        lease.pages.extend(pages)
         self.leases.add(lease)
         return lease
 
@@ -254,9 +254,9 @@ def block_ids(tokens: Tokens, namespace: bytes, page_size: int) -> list[str]:
     return ids
 
 
-def _row(anchor: Node) -> array[int]:
-    """The pages from the root to the end of ``anchor``. O(edges + pages)."""
-    parts = []
+def _row(anchor: Node, private: array[int]) -> array[int]:
+    """The pages from the root to the end of ``anchor``, then the private ones. O(edges + pages)."""
+    parts = [private]
     node: Node | None = anchor
     while node is not None:
         parts.append(node.pages)

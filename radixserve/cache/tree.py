@@ -43,22 +43,29 @@ class RadixTree:
 
         O(edges · log children + bytes compared).
         """
+        # Written out instead of calling ``child``: this loop is the cost of a match.
         node, at, block = root, 0, self.block
-        while at < stop and node.keys is not None and node.children is not None:
-            # Written out instead of calling ``child``: this loop is the cost of a match.
-            first = tokens[at : at + block]
-            place = bisect_left(node.keys, first)
-            if place == len(node.keys):
+        while at < stop:
+            keys, children = node.keys, node.children
+            if keys is None or children is None:
                 break
-            key = node.keys[place]
-            end = at + len(key)
-            if end > stop or not tokens.startswith(key, at):
+            if len(keys) == 2:
+                # A fork of two ways is what a split leaves: trying both beats searching.
+                place = 1 if tokens.startswith(keys[1], at, stop) else 0
+                key = keys[place]
+                if (place or tokens.startswith(key, at, stop)) and len(key) >= block:
+                    node, at = children[place], at + len(key)
+                    continue
+            first = tokens[at : at + block]
+            place = bisect_left(keys, first)
+            if place == len(keys):
+                break
+            key, child = keys[place], children[place]
+            if not tokens.startswith(key, at, stop):
                 if not key.startswith(first):
                     break
-                child = node.children[place]
                 return node, at, child, self.common_blocks(child, tokens, at, stop)
-            node = node.children[place]
-            at = end
+            node, at = child, at + len(key)
         return node, at, None, 0
 
     def nearest(self, node: Node, tokens: Tokens, at: int, stop: int) -> tuple[Node | None, int]:
@@ -149,18 +156,22 @@ class RadixTree:
 
     def pin(self, node: Node) -> None:
         """One more reason to keep ``node`` and all above it. O(nodes that were unpinned)."""
-        if not node.pins and node.attached and node.children is None and node.parent is not None:
+        if node.pins:
+            node.pins += 1
+            return
+        if node.attached and node.children is None and node.parent is not None:
             self.order.remove(node)
-        warmed = 0
         at: Node | None = node
-        while at is not None:
-            at.pins += 1
-            if at.pins > 1:
-                break
-            warmed += len(at.pages)
+        while at is not None and not at.pins:
+            at.pins = 1
             at = at.parent
+        above = 0
+        if at is not None:
+            at.pins += 1
+            above = at.end
         if node.attached:
-            self.evictable -= warmed
+            # The end of an open leaf lies inside its page; that of any other node at a page's end.
+            self.evictable -= -(-node.end // self.page_size) - above // self.page_size
 
     def unpin(self, node: Node, *, now: int) -> list[int]:
         """One reason less to keep ``node``, which was in use until ``now``.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Literal
 
 from radixserve.cache.lease import Lease
 from radixserve.scheduling.sampling import SamplingParams
-from radixserve.tokens import TOKEN_BYTES
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+_PACK = Struct(">i").pack
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +67,7 @@ class Request:
 
     def append(self, token: int) -> FinishReason | None:
         """Take a sampled token; says whether, and why, the sequence ends with it."""
-        self.tokens += token.to_bytes(TOKEN_BYTES, "big", signed=True)
+        self.tokens += _PACK(token)
         self.known += 1
         if token in self.stop_tokens and self.generated > self.sampling.min_tokens:
             return "stop"

@@ -17,8 +17,9 @@ from radixserve.cache.lease import Lease
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.config import EngineConfig
 from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from radixserve.scheduling.draft import Draft
 from radixserve.scheduling.inflight import InFlight
-from radixserve.scheduling.plan import Fork, Row, Sampled, StepPlan
+from radixserve.scheduling.plan import Fork, Sampled, StepPlan
 from radixserve.scheduling.queue import WaitingQueue
 from radixserve.scheduling.request import FinishReason, Request
 from radixserve.scheduling.sampling import SamplingParams
@@ -35,38 +36,6 @@ class Progress(msgspec.Struct):
     sampled: Sampled | None = None
     finish: FinishReason | None = None
     error: str | None = None
-
-
-@dataclass(slots=True)
-class Draft:
-    """A step in the making: its rows so far and the tokens that are left of its budget."""
-
-    budget: int
-    rows: dict[str, Row] = field(default_factory=dict)
-    copying: list[Lease] = field(default_factory=list)
-    """Leases of these rows that wait for copies; one that is preempted waits no more."""
-
-    def put(self, request: Request, lease: Lease, count: int) -> None:
-        """Plan the next ``count`` tokens of ``request``."""
-        start = lease.computed
-        end = start + count
-        self.rows[request.id] = Row(
-            request_id=request.id,
-            tokens=request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES],
-            start=start,
-            pages=lease.pages,
-            sampling=request.sampling if end == request.known else None,
-            history=request.tokens,
-            prompt_length=request.prompt_length,
-        )
-        self.budget -= count
-        if lease.copying:
-            self.copying.append(lease)
-
-    def drop(self, request_id: str) -> None:
-        row = self.rows.pop(request_id, None)
-        if row is not None:
-            self.budget += row.count
 
 
 @dataclass(slots=True)
@@ -180,7 +149,9 @@ class Scheduler:
                 continue  # preempted by one before it
             if request.known - lease.computed > 1:
                 prefills.append(request)
-            elif draft.budget and (lease.extend(1) or self._make_room(request, lease, 1, draft)):
+            elif draft.budget and (
+                lease.computed < lease.room or self._make_room(request, lease, 1, draft)
+            ):
                 draft.put(request, lease, 1)
         for request in prefills:
             lease, count = request.lease, self._chunk(request, draft)
@@ -355,8 +326,10 @@ class Scheduler:
             request = self.running.get(row.request_id)
             if request is None or request.lease is None:
                 continue
-            lease, count = request.lease, row.count
-            lease.copied()
+            lease = request.lease
+            if lease.pending:
+                lease.copied()
+            count = len(row.tokens) // TOKEN_BYTES
             lease.publish(row.start + count)
             computed += count
             if not tokens:
@@ -365,6 +338,7 @@ class Scheduler:
                 progress += self._fork(row.forks, lease, request.cached, tokens[1:])
             progress.append(self._take(request, tokens[0]))
         self.totals.computed_tokens += computed
+        self.totals.generated_tokens += sum(each.sampled is not None for each in progress)
         self.cache.end_step(plan.step)
         return progress
 
@@ -384,7 +358,6 @@ class Scheduler:
             self._finish(request, "error")
             return Progress(request, finish="error", error=sampled.error)
         finish = request.append(sampled.token)
-        self.totals.generated_tokens += 1
         if finish is not None:
             self._finish(request, finish)
         return Progress(request, sampled, finish)

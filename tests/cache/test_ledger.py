@@ -277,25 +277,25 @@ def _nodes_miscounted(busy: Busy) -> None:
 
 
 def _copy_without_its_pin(busy: Busy) -> None:
-    ((_, source),) = busy.reader.copy_sources
+    ((_, source),) = busy.reader.pending
     assert source is not None
     busy.cache.tree.unpin(source, now=0)
 
 
 def _copy_without_its_hold(busy: Busy) -> None:
-    ((copy, _),) = busy.writer.copy_sources
+    ((copy, _),) = busy.writer.pending
     busy.cache.pool.give_back([copy.source])
 
 
 def _copy_into_a_page_of_another(busy: Busy) -> None:
-    ((copy, source),) = busy.reader.copy_sources
-    busy.reader._copies[0] = (PageCopy(copy.source, busy.trunk.pages[0], copy.tokens), source)
+    ((copy, source),) = busy.reader.pending
+    busy.reader.pending[0] = (PageCopy(copy.source, busy.trunk.pages[0], copy.tokens), source)
 
 
 def _copy_from_a_page_that_is_not_pinned(busy: Busy) -> None:
-    ((copy, source),) = busy.reader.copy_sources
+    ((copy, source),) = busy.reader.pending
     other = busy.child(2).pages[0]
-    busy.reader._copies[0] = (PageCopy(other, copy.target, copy.tokens), source)
+    busy.reader.pending[0] = (PageCopy(other, copy.target, copy.tokens), source)
 
 
 FAULTS: list[tuple[Callable[[Busy], None], str]] = [
