@@ -143,7 +143,7 @@ def _encoder(model: str | None) -> Encode:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--quick", action="store_true", help="about 3 minutes instead of 20")
+    parser.add_argument("--quick", action="store_true", help="about 4 minutes instead of 20")
     parser.add_argument("--workloads", type=_names(NAMES), default=NAMES, help=", ".join(NAMES))
     parser.add_argument("--parts", type=_names(PARTS), default=PARTS, help=", ".join(PARTS))
     parser.add_argument("--data", type=Path, help="folder with agents/ and mooncake/ recordings")

@@ -1,4 +1,4 @@
-"""How much is run: the full benchmark in about 20 minutes on two cores, the quick one in 3."""
+"""How much is run: the full benchmark in about 20 minutes on two cores, the quick one in 4."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class Size:
 
 FULL = Size(
     minutes=20,
-    repeats=3,
-    warm=3,
+    repeats=2,
+    warm=2,
     tree_repeats=5,
-    arrivals=16,
-    rates=(0.4, 0.7, 1.0),
+    arrivals=10,
+    rates=(0.5, 0.9),
     sharegpt=1 / 4,
     alpaca=1 / 2,
     longest=256,
     static_batch=16,
     kv_requests=400,
     sweeps={
-        "page-size": (1, 64, 16, 4, 32, 8, 2),
+        "page-size": (1, 64, 16, 4),
         "max-num-seqs": (1, 64, 4, 16),
         "max-num-batched-tokens": (64, 512, 128, 256),
     },
 )
 QUICK = Size(
-    minutes=3,
+    minutes=4,
     repeats=1,
     warm=1,
     tree_repeats=2,
@@ -81,19 +81,19 @@ def build(name: str, *, quick: bool, scale: float, data: Path | None, encode: En
             shape = (2, 64, 32, 8) if quick else (5, 128, 128, 32)
             prefixes, prefix, suffix, output = shape
             return workloads.prefix_repetition(
-                prefixes=prefixes, prompts=many(20, 6), prefix=prefix, suffix=suffix, output=output
+                prefixes=prefixes, prompts=many(10, 6), prefix=prefix, suffix=suffix, output=output
             )
         case "shared-prefix":
             return workloads.generated_shared_prefix(
                 groups=2 if quick else 4,
-                per_group=many(8, 3),
+                per_group=many(4, 3),
                 system=128 if quick else 512,
                 question=16 if quick else 64,
                 output=8 if quick else 32,
             )
         case "multi-turn":
             return workloads.multi_turn(
-                clients=many(6, 2),
+                clients=many(4, 2),
                 rounds=3 if quick else 4,
                 request=40 if quick else 96,
                 output=6 if quick else 16,
@@ -102,7 +102,7 @@ def build(name: str, *, quick: bool, scale: float, data: Path | None, encode: En
         case "rag":
             return workloads.rag(
                 encode,
-                requests=many(16, 5),
+                requests=many(10, 5),
                 chunk=48 if quick else 128,
                 question=16,
                 output=6 if quick else 16,
@@ -110,7 +110,7 @@ def build(name: str, *, quick: bool, scale: float, data: Path | None, encode: En
         case "agents":
             return traces.agents(
                 data,
-                sessions=many(4, 2),
+                sessions=many(3, 2),
                 requests=3 if quick else 6,
                 block=1,
                 longest=512 if quick else 1536,
@@ -119,7 +119,7 @@ def build(name: str, *, quick: bool, scale: float, data: Path | None, encode: En
         case "chat-trace":
             return traces.chat_trace(
                 data,
-                requests=many(20, 5),
+                requests=many(10, 5),
                 block=8 if quick else 16,
                 longest=256 if quick else 1024,
                 rate=2.0,

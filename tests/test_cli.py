@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -119,6 +120,25 @@ def test_a_setting_that_cannot_work_is_one_line(config: list[EngineConfig]):
     code, out, errors = invoke("serve", "--page-size", "0")
     assert (code, out) == (1, "")
     assert errors == "Error: page_size must be at least 1, not 0.\n"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--kv-cache-dtype=fp8",
+        "--dtype=fp8",
+        "--enable-lora",
+        "--lora-modules=a=b",
+        "--kv-transfer-config={}",
+        "--cpu-offload-gb=4",
+        "--speculative-config={}",
+    ],
+)
+def test_options_for_what_is_not_built_are_refused_by_name(config: list[EngineConfig], option: str):
+    code, out, errors = invoke("serve", option)
+    assert (code, out) == (2, "")
+    assert option.split("=")[0] in re.sub(r"\x1b\[[0-9;]*m", "", errors)
+    assert not config
 
 
 def test_a_model_that_cannot_be_served_is_one_line(monkeypatch: pytest.MonkeyPatch):
