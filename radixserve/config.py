@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from radixserve.errors import ConfigError
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "priority"]
+Device = Literal["auto", "cpu", "cuda"]
+
+CHOICES = {
+    "load_format": get_args(LoadFormat),
+    "dtype": get_args(Dtype),
+    "device": get_args(Device),
+    "scheduling_policy": get_args(Policy),
+}
 
 LARGEST_PAGE = 1024
 
@@ -31,7 +39,7 @@ class EngineConfig:
     load_format: LoadFormat = "auto"
     dtype: Dtype = "auto"
     """auto: bfloat16 where the hardware has it, else float32."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     seed: int = 0
     """Seeds dummy weights, and requests that bring no seed of their own."""
     chat_template: str | None = None
@@ -60,6 +68,11 @@ class EngineConfig:
     """Requests that may wait; beyond it the server answers 503."""
 
     def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}."
+                )
         _positive("page_size", self.page_size)
         if self.page_size > LARGEST_PAGE:
             raise ConfigError(f"page_size must be at most {LARGEST_PAGE}, not {self.page_size}.")

@@ -163,20 +163,25 @@ class Lease:
         cache.leases.add(twin)
         return twin
 
-    def release(self) -> None:
+    def release(self, *, keep: bool = True) -> None:
         """Let go. The published blocks cool down in the tree; the computed part of the open block
-        stays with them, to be copied from; all else is given back. Idempotent. O(pages)."""
+        stays with them, to be copied from; all else is given back. Idempotent. O(pages).
+
+        Without ``keep`` something in these pages is wrong, nobody knows where: all of them leave
+        the tree, but for those that others hold or have continued."""
         if self.released:
             return
         self.released = True
         self.room = -1
         cache = self._cache
         private = self.pages[self.published // cache.page_size :]
-        kept = 0 if self.pending else self._keep_open_block(private)
+        kept = 0 if self.pending or not keep else self._keep_open_block(private)
         self.copied()
         cache.pool.give_back(private[kept:])
         cache.leases.discard(self)
         cache.unpin(self.anchor)
+        if not keep:
+            cache.forget(self.anchor)
 
     # Below here: the parts of the above
 

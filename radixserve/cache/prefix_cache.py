@@ -210,6 +210,17 @@ class PrefixCache:
         self.evicted += freed
         return freed
 
+    def forget(self, node: Node) -> None:
+        """Take the path to ``node`` out of the tree, from its end up, as far as nobody holds or
+        continues it. O(blocks + edges)."""
+        at: Node | None = node
+        while at is not None and at.parent is not None and at.attached:
+            if at.pins or at.children is not None:
+                return
+            parent = at.parent
+            self.pool.give_back(self.tree.trim(at, len(at.pages)))
+            at = parent
+
     def unpin(self, node: Node) -> None:
         """Unpin ``node`` and free what a purge left of it."""
         freed = self.tree.unpin(node, now=self.now)

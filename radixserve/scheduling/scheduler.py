@@ -327,6 +327,9 @@ class Scheduler:
             if request is None or request.lease is None:
                 continue
             lease = request.lease
+            if tokens and tokens[0].error is not None:
+                progress += self._spoilt(request, row.forks, tokens[0].error)
+                continue
             if lease.pending:
                 lease.copied()
             count = len(row.tokens) // TOKEN_BYTES
@@ -353,10 +356,20 @@ class Scheduler:
         self.cache.end_step(plan.step)
         return progress
 
+    def _spoilt(self, request: Request, forks: Sequence[Fork], error: str) -> list[Progress]:
+        """A row's logits are no numbers: its KV may be as wrong, and none of it is kept."""
+        ended = [request]
+        assert request.lease is not None, "a running request holds a lease"
+        request.lease.release(keep=False)
+        for fork in forks:
+            waiting = self.waiting.get(fork.request_id)
+            if waiting is not None:
+                ended.append(waiting)
+        for each in ended:
+            self._finish(each, "error")
+        return [Progress(each, finish="error", error=error) for each in ended]
+
     def _take(self, request: Request, sampled: Sampled) -> Progress:
-        if sampled.error is not None:
-            self._finish(request, "error")
-            return Progress(request, finish="error", error=sampled.error)
         finish = request.append(sampled.token)
         if finish is not None:
             self._finish(request, finish)

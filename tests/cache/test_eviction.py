@@ -116,7 +116,6 @@ def test_evicting_more_than_is_cold_takes_what_is_cold() -> None:
 
 
 def test_a_pinned_leaf_survives_when_all_is_evicted() -> None:
-    """B04."""
     cache = PrefixCache(64, 2)
     serve(cache, [1, 1, 2, 2])
     serve(cache, [1, 1, 3, 3])
@@ -175,7 +174,7 @@ def test_the_order_stays_right_through_thousands_of_random_uses() -> None:
 
 
 def test_evicting_one_page_costs_the_same_among_fifty_times_as_many_leaves() -> None:
-    """I01. Rebuilding an order over 50,000 leaves takes tens of milliseconds a call."""
+    """Rebuilding an order over 50,000 leaves takes tens of milliseconds a call."""
     cache = PrefixCache(100_100, 1)
     for first in range(50_000):
         serve(cache, [first, 1])

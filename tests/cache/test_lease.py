@@ -64,7 +64,7 @@ def test_an_extension_evicts_what_is_cold() -> None:
 
 
 def test_a_hit_is_not_counted_as_room_for_what_follows_it() -> None:
-    """C08: 5 pages, 2 cold ones are the hit, and 4 new ones are needed."""
+    """5 pages, 2 cold ones are the hit, and 4 new ones are needed."""
     cache = PrefixCache(6, 4)
     serve(cache, range(8))
     before = nodes(cache)
@@ -83,7 +83,6 @@ def test_a_hit_is_not_counted_as_room_for_what_follows_it() -> None:
 
 @pytest.mark.parametrize("computed", [13, 12])
 def test_what_has_no_page_cannot_be_published(computed: int) -> None:
-    """A05."""
     cache = PrefixCache(16, 4)
     lease = cache.acquire(pack(range(20)), b"")
     assert lease.extend(8)
@@ -108,7 +107,7 @@ def test_less_than_was_computed_cannot_be_published() -> None:
 
 
 def test_nothing_is_found_before_it_was_published() -> None:
-    """A05: pages that were only planned for are nobody's."""
+    """Pages that were only planned for are nobody's."""
     cache = PrefixCache(16, 4)
     lease = cache.acquire(pack(range(8)), b"")
     assert lease.extend(8)
@@ -131,7 +130,7 @@ def test_a_step_that_fails_publishes_nothing() -> None:
 
 
 def test_an_abort_at_any_moment_leaves_only_what_was_computed() -> None:
-    """A05, at every chunk of a prompt."""
+    """At every chunk of a prompt."""
     for chunks in range(6):
         cache = PrefixCache(16, 4)
         lease = cache.acquire(pack(range(20)), b"")
@@ -157,7 +156,7 @@ def test_publishing_before_the_copies_ran_raises() -> None:
 
 
 def test_the_second_of_two_equal_computations_adopts_the_pages_of_the_first() -> None:
-    """B08, both orders of release."""
+    """Both orders of release."""
     for order in ((0, 1), (1, 0)):
         cache = PrefixCache(16, 4)
         leases = [cache.acquire(pack(range(10)), b"") for _ in range(2)]
@@ -254,7 +253,7 @@ def test_a_page_let_go_in_flight_is_not_evicted_into_other_hands_before_the_step
 
 
 def test_the_source_of_a_copy_in_flight_is_not_evicted_when_its_request_is_aborted() -> None:
-    """A11: the copy may still run."""
+    """The copy may still run."""
     cache = PrefixCache(3, 4)
     serve(cache, range(4))
     lease = cache.acquire(pack([0, 1, 9, 9]), b"")

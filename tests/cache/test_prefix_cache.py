@@ -42,7 +42,6 @@ def test_the_empty_prompt_is_no_match_and_no_crash() -> None:
 
 
 def test_lengths_around_the_page_size_are_inserted_and_matched() -> None:
-    """B11."""
     for length in range(1, 10):
         cache = PrefixCache(16, 4)
         serve(cache, range(length))
@@ -145,7 +144,6 @@ def test_a_hit_is_pinned_at_once() -> None:
 
 
 def test_a_page_that_was_evicted_and_used_again_is_not_found_by_its_old_tokens() -> None:
-    """A07."""
     cache = PrefixCache(5, 4)
     serve(cache, range(16))
     serve(cache, range(100, 116))
@@ -159,7 +157,6 @@ def test_a_page_that_was_evicted_and_used_again_is_not_found_by_its_old_tokens()
 
 
 def test_scattered_pages_stand_in_the_row_in_the_order_of_the_tokens() -> None:
-    """A16."""
     cache = PrefixCache(64, 1)
     lanes = [cache.acquire(bytearray(pack([lane] * 10)), b"") for lane in range(3)]
     for _ in range(10):

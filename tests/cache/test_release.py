@@ -9,7 +9,6 @@ from tests.cache.serving import append, compute, found, idle, nodes, prefill, se
 
 
 def test_release_is_idempotent() -> None:
-    """B05, B14."""
     cache = PrefixCache(16, 4)
     lease = prefill(cache, range(10))
     twin = lease.fork(bytearray(lease.tokens))
@@ -35,7 +34,7 @@ def test_a_released_lease_can_do_nothing_any_more() -> None:
 
 
 def test_an_error_in_the_middle_gives_everything_back() -> None:
-    """B01, a thousand times."""
+    """A thousand times."""
     cache = PrefixCache(16, 4)
     serve(cache, range(10))
     for _ in range(1000):
@@ -115,7 +114,6 @@ def test_an_open_leaf_that_is_being_copied_is_not_replaced() -> None:
 
 
 def test_the_source_of_a_copy_is_pinned_until_the_copy_has_run() -> None:
-    """B04, A11."""
     cache = PrefixCache(4, 4)
     serve(cache, range(4))
     lease = cache.acquire(pack([0, 1, 9, 9]), b"")

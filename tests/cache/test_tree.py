@@ -85,7 +85,6 @@ def test_the_upper_part_of_a_pinned_edge_is_pinned_once_and_of_a_cold_one_not() 
 
 
 def test_a_partial_match_pins_only_what_it_matched() -> None:
-    """B07."""
     cache = PrefixCache(102, 1)
     serve(cache, range(100))
     with cache.acquire(pack([*range(37), -1]), b""):
@@ -113,7 +112,6 @@ def test_pinning_stops_at_the_first_node_that_was_pinned_already() -> None:
 
 
 def test_unpinning_what_is_not_pinned_raises_and_changes_nothing() -> None:
-    """B05."""
     cache = PrefixCache(8, 1)
     serve(cache, [1, 2, 3])
     before = (cache.tree.evictable, cache.tree.nodes, only_node(cache).pins, len(cache.tree.order))
@@ -224,7 +222,6 @@ def _deep(cache: PrefixCache, depth: int) -> None:
 
 
 def test_a_tree_of_20_000_levels_is_matched_checked_purged_and_evicted_without_recursion() -> None:
-    """G04."""
     depth = 20_000
     cache = PrefixCache(2 * depth + 10, 1)
     _deep(cache, depth)
@@ -253,7 +250,7 @@ def test_twenty_thousand_nested_prefixes_are_served_one_after_the_other() -> Non
 
 
 def test_matching_a_million_tokens_over_2_000_nodes_takes_no_copy_of_the_rest() -> None:
-    """I02. A copy of the rest at each node would move 4 GB and take seconds."""
+    """A copy of the rest at each node would move 4 GB and take seconds."""
     cache = PrefixCache(70_000, 16)
     packed = pack(range(1_000_000))
     trunk = cache.acquire(packed, b"")

@@ -1,0 +1,102 @@
+"""Costs grow with what is asked for, not with what is there. Counted, not timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.tokens import TOKEN_BYTES, pack
+from tests.cache.cost import CountingBytes, bytecodes
+from tests.cache.serving import append, compute, found, prefill, serve
+
+
+def leaves(count: int) -> PrefixCache:
+    cache = PrefixCache(2 * count + 10, 1)
+    for first in range(count):
+        serve(cache, [first, 1])
+    return cache
+
+
+@pytest.mark.parametrize("call", ["evict", "serve", "acquire"])
+def test_a_call_among_twenty_thousand_leaves_costs_what_it_costs_among_a_thousand(call: str):
+    costs = []
+    for count in (1000, 20_000):
+        cache = leaves(count)
+
+        def evict(cache: PrefixCache = cache) -> None:
+            for _ in range(50):
+                assert cache.evict(1) == 1
+
+        def serve_more(cache: PrefixCache = cache) -> None:
+            for first in range(-50, 0):
+                serve(cache, [first])
+
+        def acquire(cache: PrefixCache = cache, count: int = count) -> None:
+            for first in range(0, count, count // 50):
+                with cache.acquire(pack([first, 1, 2]), b"") as lease:
+                    assert lease.reused == 2
+
+        costs.append(bytecodes({"evict": evict, "serve": serve_more, "acquire": acquire}[call]))
+    few, many = costs
+    assert few > 1000
+    assert many < 2 * few
+
+
+def chain(edges: int, tokens: int) -> tuple[PrefixCache, bytes]:
+    """A cached prompt with a side branch at each seam between its edges."""
+    page = 4
+    cache = PrefixCache(tokens // page + edges * 2 + 10, page)
+    packed = pack(range(tokens))
+    trunk = cache.acquire(packed, b"")
+    assert trunk.extend(tokens)
+    step = tokens // edges
+    for end in range(step, tokens, step):
+        trunk.publish(end)
+        with trunk.fork(packed[: end * TOKEN_BYTES] + pack([-2] * page)) as branch:
+            compute(branch, page)
+    trunk.publish(tokens)
+    trunk.release()
+    assert cache.tree.nodes >= 2 * edges - 1
+    return cache, packed
+
+
+@pytest.mark.parametrize("edges", [50, 500])
+def test_a_match_touches_each_byte_of_the_prompt_a_few_times_however_many_edges(edges: int):
+    tokens = 40_000
+    cache, packed = chain(edges, tokens)
+    peeked = CountingBytes(packed + pack([-3]))
+    assert cache.peek(peeked, b"").tokens == tokens
+    assert len(packed) <= peeked.touched <= 3 * len(packed)
+    acquired = CountingBytes(packed + pack([-3]))
+    with cache.acquire(acquired, b"") as lease:
+        assert lease.reused == tokens
+    assert len(packed) <= acquired.touched <= 3 * len(packed)
+
+
+def test_twice_the_edges_cost_a_match_twice_the_work():
+    costs = []
+    for edges in (250, 500):
+        cache, packed = chain(edges, edges * 40)
+        asked = packed + pack([-3])
+        costs.append(bytecodes(lambda cache=cache, asked=asked: cache.peek(asked, b"")))
+    few, many = costs
+    assert 1.5 * few < many < 2.5 * few
+
+
+def test_the_thousandth_generated_token_costs_what_the_first_did():
+    cache = PrefixCache(3000, 1)
+    lease = prefill(cache, range(10))
+
+    def generate() -> None:
+        for token in range(50):
+            append(lease, token)
+
+    generate()
+    early = bytecodes(generate)
+    for _ in range(40):
+        generate()
+    late = bytecodes(generate)
+    assert early > 1000
+    assert late < 1.2 * early
+    lease.release()
+    assert found(cache, range(10)) == 10

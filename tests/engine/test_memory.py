@@ -1,0 +1,67 @@
+"""A server that has answered thousands of requests remembers none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from contextlib import aclosing
+
+from radixserve.engine.async_llm import AsyncLLM
+from radixserve.engine.frontend import TextRequest
+from tests.engine.simulated import TEXT
+from tests.engine.test_async_llm import ask, collect, idle, running
+
+BATCH = 20
+
+
+async def visit(engine: AsyncLLM, request: TextRequest) -> None:
+    """Leave after the first token."""
+    async with aclosing(engine.generate(request)) as stream:
+        await anext(stream)
+
+
+def test_five_thousand_requests_leave_no_memory_behind(tmp_path):
+    async def scenario() -> list[int]:
+        # The pool is soon full, so that from then on the tree cannot grow either.
+        async with running(tmp_path, num_pages=40) as (engine, model, tokenizer):
+
+            async def batch(first: int) -> None:
+                asked = [
+                    ask(
+                        tokenizer,
+                        f"{number}?",
+                        f"r{number}",
+                        sampling={"max_tokens": 2 + number % 2},
+                        namespace=b"" if number % 3 else str(number).encode(),
+                        n=1 + (number % 10 == 0),
+                    )
+                    for number in range(first, first + BATCH)
+                ]
+                leaving = [visit(engine, each) for each in asked[:4]]
+                staying = [collect(engine, each) for each in asked[4:]]
+                for deltas in (await asyncio.gather(*leaving, *staying))[4:]:
+                    assert TEXT.startswith("".join(d.text for d in deltas if d.index == 0))
+
+            held = []
+            for first in range(0, 5000, BATCH):
+                await batch(first)
+                model.namespaces.clear()  # the stand-in's own memory
+                if first % 1000 == 1000 - BATCH:
+                    await idle(engine)
+                    gc.collect()
+                    held.append(tracemalloc.get_traced_memory()[0])
+            stats = engine.stats()
+            assert sum(stats.finished.values()) == 5500
+            assert stats.finished["abort"] > 500
+            assert stats.evicted_pages > 4000
+            assert stats.cached_tokens > 0
+            return held
+
+    tracemalloc.start()
+    try:
+        held = asyncio.run(scenario())
+    finally:
+        tracemalloc.stop()
+    grown = held[-1] - held[1]
+    assert grown < 3000 * 8, f"{grown / 3000:.1f} bytes a request are kept: {held}"

@@ -1,0 +1,83 @@
+"""The server remembers none of the requests that it has answered."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+
+from radixserve.server.app import create_app
+from tests.server.fake import FakeFrontend
+
+CHAT = "/v1/chat/completions"
+
+
+async def post(app: Starlette, path: str, request_id: str, fields: dict[str, Any]) -> int:
+    """Status of a request that is handed to the app itself: a client remembers much, too."""
+    sent: list[dict[str, Any]] = []
+    body = [{"type": "http.request", "body": msgspec.json.encode(fields), "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not body:
+            await asyncio.Event().wait()
+        return body.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"x-request-id", request_id.encode()),
+        ],
+    }
+    await app(scope, receive, send)
+    assert not sent[-1].get("more_body")
+    return int(sent[0]["status"])
+
+
+async def ask(app: Starlette, number: int) -> None:
+    mine = {"messages": [{"role": "user", "content": f"{number}"}], "max_tokens": 1}
+    asked = [
+        (CHAT, {**mine, "user": f"u{number}", "cache_salt": f"s{number}", f"f{number}": 1}),
+        ("/v1/completions", {"prompt": f"{number}", "stream": True, "max_tokens": 1}),
+        (CHAT, {**mine, "model": f"unknown-{number}"}),
+        (CHAT, {**mine, "temperature": -1 - number}),
+        (f"/v1/nothing/{number}", {}),
+    ]
+    answered = [await post(app, path, f"client-{number}", fields) for path, fields in asked]
+    assert answered == [200, 200, 404, 400, 404]
+
+
+def test_a_thousand_requests_leave_no_memory_behind():
+    frontend = FakeFrontend()
+    app = create_app(frontend)
+
+    async def scenario() -> int:
+        held = []
+        for number in range(300):
+            if number in (100, 299):
+                # The stand-in's own memory.
+                frontend.requests.clear()
+                frontend._seen.clear()
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+            await ask(app, number)
+        return held[1] - held[0]
+
+    tracemalloc.start()
+    try:
+        grown = asyncio.run(scenario())
+    finally:
+        tracemalloc.stop()
+    # An id of one of the thousand would take 50 bytes or more.
+    assert grown < 30_000, f"{grown} bytes are kept"
