@@ -1,4 +1,4 @@
-"""Copies of the head of a KV page: how part of a block is shared."""
+"""Copies of KV pages: how part of a block is shared."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterable
 import torch
 
 
-def copy_pages(kv: torch.Tensor, copies: Iterable[tuple[int, int, int]]) -> None:
-    """Copy the first ``tokens`` slots of page ``source`` to page ``target``, one after the other.
+def copy_pages(kv: torch.Tensor, copies: Iterable[tuple[int, int]]) -> None:
+    """Copy page ``source`` to page ``target``, one after the other.
 
-    ``kv`` is [layers, pages, 2, page_size, kv_heads, head_dim] of any dtype, changed in place;
-    ``copies`` are (source, target, tokens). O(copies · layers · tokens).
+    Whole pages, since only the attention backend knows where in a page its first tokens lie; the
+    slots behind them are written before they are read. ``kv`` is [layers, pages, ...] of any
+    dtype, changed in place; ``copies`` are (source, target). O(copies · layers · page).
 
     Raises:
         IndexError: a page does not exist.
     """
-    for source, target, tokens in copies:
-        kv[:, target, :, :tokens] = kv[:, source, :, :tokens]
+    for source, target in copies:
+        kv[:, target] = kv[:, source]

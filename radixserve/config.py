@@ -11,11 +11,13 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
+Backend = Literal["auto", "native", "reference"]
 
 CHOICES = {
     "load_format": get_args(LoadFormat),
     "dtype": get_args(Dtype),
     "device": get_args(Device),
+    "attention_backend": get_args(Backend),
     "scheduling_policy": get_args(Policy),
 }
 
@@ -40,6 +42,11 @@ class EngineConfig:
     dtype: Dtype = "auto"
     """auto: bfloat16 where the hardware has it, else float32."""
     device: Device = "auto"
+    attention_backend: Backend = "auto"
+    """auto: native kernels, for the whole decoder where they have its architecture; native: those
+    for attention only; reference: plain torch."""
+    cascade_attention: bool = True
+    """Whether decoding requests that share a prefix read its KV once for all of them."""
     seed: int = 0
     """Seeds dummy weights, and requests that bring no seed of their own."""
     chat_template: str | None = None

@@ -14,13 +14,13 @@ import radixserve
 ROOT = Path(radixserve.__file__).parent
 REPOSITORY = ROOT.parent
 
-BASE = {"errors", "config", "tokens", "__init__"}
+BASE = {"errors", "config", "folders", "tokens", "__init__"}
 """What everyone may import, and what imports nobody."""
 
 ARROWS = {
     "cache": set(),
     "scheduling": {"cache"},
-    "attention": {"scheduling"},
+    "attention": {"scheduling", "kernels"},
     "model": {"attention", "scheduling", "cache", "kernels"},
     "text": set(),
     "engine": {"scheduling", "cache", "model", "text"},

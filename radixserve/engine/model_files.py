@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from filelock import FileLock
 
 from radixserve.config import EngineConfig
 from radixserve.errors import ModelError
+from radixserve.folders import cache_directory
 from radixserve.model import demo, hub
 from radixserve.model.loader import DTYPES, ModelFiles
 from radixserve.text.gguf_tokenizer import write_tokenizer
@@ -38,14 +38,6 @@ def prepare(config: EngineConfig) -> ModelFiles:
         elif tokenizer.is_file():
             tokenizer = tokenizer.parent
     return ModelFiles(files.model, tokenizer, config.served_model_name or files.name)
-
-
-def cache_directory() -> Path:
-    """Where downloaded and converted models are kept; made if it is not there."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    directory = Path(base) / "radixserve"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 def _find(config: EngineConfig) -> ModelFiles:

@@ -26,6 +26,8 @@ class KvGeometry:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    heads: int = 0
+    """Heads of queries."""
 
     @property
     def token_bytes(self) -> int:
@@ -66,6 +68,8 @@ def page_count(
 class KvStorage:
     """KV pages of all layers: ``kv`` is [layers, pages, 2, page_size, kv_heads, head_dim].
 
+    How the elements of a page lie within it is the attention backend's own affair.
+
     The memory is not touched until a page is written, so that a large pool costs nothing at start;
     a slot that was never written may hold anything, NaN included.
 
@@ -92,5 +96,5 @@ class KvStorage:
             ) from error
 
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:
-        """Run ``copies`` in order, in all layers. O(copies · layers · tokens)."""
-        copy_pages(self.kv, [(copy.source, copy.target, copy.tokens) for copy in copies])
+        """Run ``copies`` in order, in all layers. O(copies · layers · page size)."""
+        copy_pages(self.kv, [(copy.source, copy.target) for copy in copies])

@@ -36,19 +36,23 @@ class ModelFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model ready to run, and what its files say about how to use it."""
+class Description:
+    """What a model's files say about it, before its weights are read."""
 
-    decoder: Decoder
+    path: Path
     config: PreTrainedConfig
+    device: torch.device
     dtype: torch.dtype
+    dummy: bool
+    seed: int
     max_model_len: int
     eos_token_ids: frozenset[int]
     sampling_defaults: dict[str, float | int]
 
 
-def load(path: Path, config: EngineConfig) -> Loaded:
-    """Load the model at ``path``, a directory (or, with dummy weights, a config file).
+def describe(path: Path, config: EngineConfig) -> Description:
+    """Read what there is to know of the model at ``path``, a directory (or, with dummy weights, a
+    config file).
 
     Raises:
         ModelError: the files are missing, damaged, or of a model that cannot be served.
@@ -61,23 +65,45 @@ def load(path: Path, config: EngineConfig) -> Loaded:
     if not model_config.architectures and not dummy:
         raise ModelError(f"{path}: config.json names no architecture ('architectures').")
     max_model_len = check_config(model_config, config.max_model_len)
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
-    if dummy:
-        model = _dummy(architecture, model_config, dtype, config.seed)
-    else:
-        model = _from_safetensors(architecture, model_config, path, dtype)
-    model.requires_grad_(False).eval().to(device)
     generation = _generation_config(path)
-    return Loaded(
-        decoder=Decoder(model, device),
+    return Description(
+        path=path,
         config=model_config,
+        device=device,
         dtype=dtype,
+        dummy=dummy,
+        seed=config.seed,
         max_model_len=max_model_len,
         eos_token_ids=_ids(model_config.eos_token_id) | _ids(generation.get("eos_token_id")),
         sampling_defaults={
             key: generation[key] for key in DEFAULTS if generation.get(key) is not None
         },
     )
+
+
+def load(described: Description) -> Decoder:
+    """The model, run by transformers.
+
+    Raises:
+        ModelError: its weights are missing or damaged.
+    """
+    model = weights(described)
+    return Decoder(model.to(described.device), described.device)
+
+
+def weights(described: Description) -> PreTrainedModel:
+    """The model with its weights, on the CPU.
+
+    Raises:
+        ModelError: they are missing or damaged.
+    """
+    config, dtype = described.config, described.dtype
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if described.dummy:
+        model = _dummy(architecture, config, dtype, described.seed)
+    else:
+        model = _from_safetensors(architecture, config, described.path, dtype)
+    return model.requires_grad_(False).eval()
 
 
 def pick_device(wanted: str) -> torch.device:

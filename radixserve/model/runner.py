@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
 from radixserve.attention.arrays import paged_batch
-from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
-from radixserve.model import survey
+from radixserve.model.execution import executable
 from radixserve.model.kv_storage import KvStorage, page_count
-from radixserve.model.loader import ModelFiles, load
+from radixserve.model.loader import ModelFiles, describe
 from radixserve.model.memory import free_memory
 from radixserve.model.sampler import sample
 from radixserve.scheduling.plan import Sampled, StepPlan
@@ -29,6 +26,8 @@ class ModelInfo:
     num_pages: int
     """Pages allocated, the scratch page included."""
     dtype: str
+    backend: str
+    """What computes a step."""
     kv_bytes_per_token: int
     sampling_defaults: dict[str, float | int]
     """What generation_config.json sets (temperature, top_p, top_k, min_p, repetition_penalty)."""
@@ -50,25 +49,21 @@ class ModelRunner:
     def __init__(
         self, files: ModelFiles, config: EngineConfig, *, eos_token_ids: Iterable[int] = ()
     ):
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        loaded = load(files.model, config)
-        self._decoder = loaded.decoder
-        device = loaded.decoder.device
-        geometry = survey.survey(loaded.decoder, loaded.max_model_len)
-        trial = KvStorage(geometry, survey.PAGES, survey.PAGE, device)
-        survey.self_check(loaded.decoder, ReferenceAttention(trial.kv), loaded.max_model_len)
-        num_pages = page_count(config, geometry, loaded.max_model_len, free_memory(device))
+        described = describe(files.model, config)
+        model = executable(described, config)
+        geometry, device = model.geometry, described.device
+        num_pages = page_count(config, geometry, described.max_model_len, free_memory(device))
         self._storage = KvStorage(geometry, num_pages, config.page_size, device)
-        self._backend = ReferenceAttention(self._storage.kv)
+        self._logits = model.on(self._storage.kv)
         self.info = ModelInfo(
-            vocab_size=loaded.config.vocab_size,
-            max_model_len=min(loaded.max_model_len, (num_pages - 1) * config.page_size),
-            eos_token_ids=loaded.eos_token_ids.union(eos_token_ids),
+            vocab_size=described.config.vocab_size,
+            max_model_len=min(described.max_model_len, (num_pages - 1) * config.page_size),
+            eos_token_ids=described.eos_token_ids.union(eos_token_ids),
             num_pages=num_pages,
-            dtype=str(loaded.dtype).removeprefix("torch."),
+            dtype=str(described.dtype).removeprefix("torch."),
+            backend=model.name,
             kv_bytes_per_token=geometry.token_bytes,
-            sampling_defaults=loaded.sampling_defaults,
+            sampling_defaults=described.sampling_defaults,
         )
 
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
@@ -81,7 +76,7 @@ class ModelRunner:
         if not plan.rows:
             return []
         batch = paged_batch(plan, self._storage.page_size)
-        logits = self._decoder.logits(batch, self._backend)
+        logits = self._logits(batch)
         sampling = [row for row in plan.rows if row.sampling is not None]
         sampled = iter(sample(logits, sampling, self.info.eos_token_ids))
         return [() if row.sampling is None else next(sampled) for row in plan.rows]

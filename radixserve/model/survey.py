@@ -33,7 +33,7 @@ class _Watcher:
 
     name: str
     max_model_len: int
-    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
 
     def __call__(
@@ -56,7 +56,7 @@ class _Watcher:
                 f"{value.shape[-1]} (multi-head latent attention), which is not supported."
             )
         self._check_extras(module, extras)
-        self.shapes[layer] = (key.shape[1], key.shape[2])
+        self.shapes[layer] = (query.shape[1], key.shape[1], key.shape[2])
         self.dtype = key.dtype
         return torch.zeros_like(query)
 
@@ -97,9 +97,9 @@ def survey(decoder: Decoder, max_model_len: int) -> KvGeometry:
             "distance) or its own attention, which is not supported."
         )
     if len(set(watcher.shapes.values())) > 1:
-        raise ModelError(f"{name} has KV heads that differ between layers: not supported.")
-    kv_heads, head_dim = watcher.shapes[0]
-    return KvGeometry(len(watcher.shapes), kv_heads, head_dim, watcher.dtype)
+        raise ModelError(f"{name} has heads that differ between layers: not supported.")
+    heads, kv_heads, head_dim = watcher.shapes[0]
+    return KvGeometry(len(watcher.shapes), kv_heads, head_dim, watcher.dtype, heads)
 
 
 PAGE = 4

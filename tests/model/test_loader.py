@@ -34,9 +34,11 @@ from transformers.models.llama4 import Llama4TextConfig
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
+from radixserve.model import loader
 from radixserve.model.compatibility import check_config
+from radixserve.model.decoder import Decoder
 from radixserve.model.kv_storage import KvStorage
-from radixserve.model.loader import Loaded, load, pick_dtype
+from radixserve.model.loader import describe, pick_dtype
 from radixserve.model.survey import self_check, survey
 from tests.model import tiny
 
@@ -59,16 +61,20 @@ def engine(**settings: Any) -> EngineConfig:
     return EngineConfig(**{"dtype": "float32", "device": "cpu", **settings})
 
 
-def dummy(directory: Path, config: PreTrainedConfig, **settings: Any) -> Loaded:
+def load(path: Path, config: EngineConfig) -> Decoder:
+    return loader.load(describe(path, config))
+
+
+def dummy(directory: Path, config: PreTrainedConfig, **settings: Any) -> Decoder:
     config.save_pretrained(directory)
     return load(directory, engine(load_format="dummy", **settings))
 
 
 def examine(directory: Path, config: PreTrainedConfig) -> None:
     """All that is checked before a model is served, with dummy weights."""
-    loaded = dummy(directory, config, max_model_len=64)
-    geometry = survey(loaded.decoder, 64)
-    self_check(loaded.decoder, ReferenceAttention(KvStorage(geometry, 8, 4, CPU).kv), 64)
+    decoder = dummy(directory, config, max_model_len=64)
+    geometry = survey(decoder, 64)
+    self_check(decoder, ReferenceAttention(KvStorage(geometry, 8, 4, CPU).kv), 64)
 
 
 @pytest.fixture
@@ -133,7 +139,7 @@ def test_attention_that_forgets_is_found_out(tmp_path: Path):
             super().append(layer, key, value)
             self.kv[:, 7] = 0
 
-    decoder = load(tiny.write(tmp_path), engine()).decoder
+    decoder = load(tiny.write(tmp_path), engine())
     storage = KvStorage(survey(decoder, 64), 8, 4, CPU)
     with pytest.raises(ModelError, match="other logits with paged attention"):
         self_check(decoder, Forgetful(storage.kv), 64)
@@ -234,11 +240,11 @@ def test_buffers_of_old_checkpoints_are_no_reason_to_refuse(checkpoint: Path):
 
 
 def test_tied_embeddings_are_one_tensor(tmp_path: Path):
-    for loaded in (
+    for decoder in (
         load(tiny.write(tmp_path / "saved", "qwen3"), engine()),
         dummy(tmp_path / "dummy", tiny.FAMILIES["qwen3"]()),
     ):
-        model: Any = loaded.decoder.model
+        model: Any = decoder.model
         assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
@@ -246,7 +252,7 @@ def test_dummy_weights_need_a_config_alone_and_follow_the_seed(tmp_path: Path):
     config = tiny.FAMILIES["llama"]()
     before = torch.get_rng_state()
     first, again, other = (
-        dict(dummy(tmp_path, config, seed=seed).decoder.model.state_dict()) for seed in (1, 1, 2)
+        dict(dummy(tmp_path, config, seed=seed).model.state_dict()) for seed in (1, 1, 2)
     )
     assert torch.equal(torch.get_rng_state(), before)
     name = "model.layers.1.mlp.up_proj.weight"
@@ -254,13 +260,13 @@ def test_dummy_weights_need_a_config_alone_and_follow_the_seed(tmp_path: Path):
     assert not torch.equal(first[name], other[name])
     assert 0.01 < first[name].std() < 0.03
     alone = load(tmp_path / "config.json", engine(load_format="dummy", seed=1))
-    assert torch.equal(alone.decoder.model.state_dict()[name], first[name])
+    assert torch.equal(alone.model.state_dict()[name], first[name])
 
 
 def test_weights_and_kv_take_the_dtype_that_is_asked_for(checkpoint: Path):
-    loaded = load(checkpoint, engine(dtype="bfloat16"))
-    assert {each.dtype for each in loaded.decoder.model.parameters()} == {torch.bfloat16}
-    assert survey(loaded.decoder, 64).dtype == torch.bfloat16
+    decoder = load(checkpoint, engine(dtype="bfloat16"))
+    assert {each.dtype for each in decoder.model.parameters()} == {torch.bfloat16}
+    assert survey(decoder, 64).dtype == torch.bfloat16
     assert pick_dtype("float16", CPU) == torch.float16
     assert pick_dtype("auto", CPU) in (torch.bfloat16, torch.float32)
 
@@ -275,8 +281,8 @@ def test_a_gpu_that_is_not_there_is_refused(checkpoint: Path):
 def test_stop_tokens_and_defaults_come_from_both_configs(checkpoint: Path):
     generation = {"eos_token_id": [5, 6], "temperature": 0.6, "top_k": 20, "do_sample": True}
     (checkpoint / "generation_config.json").write_text(json.dumps(generation))
-    loaded = load(checkpoint, engine())
-    assert loaded.eos_token_ids == {2, 5, 6}
-    assert loaded.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+    described = describe(checkpoint, engine())
+    assert described.eos_token_ids == {2, 5, 6}
+    assert described.sampling_defaults == {"temperature": 0.6, "top_k": 20}
     (checkpoint / "generation_config.json").unlink()
-    assert load(checkpoint, engine()).sampling_defaults == {}
+    assert describe(checkpoint, engine()).sampling_defaults == {}

@@ -1,0 +1,1 @@
+"""Native kernels for the CPU: packed products, paged attention, decoders like Llama."""

@@ -1,0 +1,122 @@
+"""Compiles the kernels once for the machine they run on, and keeps what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+SOURCES = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = (
+    "-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread",
+    "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
+)  # fmt: skip
+LIMIT = 600
+"""Seconds that a compiler may take."""
+
+
+class KernelsError(Exception):
+    """There are no native kernels here; the message says why and how to get them."""
+
+
+def load(cache: Path, say: Callable[[str], None]) -> ctypes.CDLL:
+    """The compiled kernels, from the folder ``cache`` if they were made for this very machine.
+
+    ``say`` is told when compiling begins, since that takes seconds. Where ``cache`` cannot be
+    written, they are compiled for this process alone.
+
+    Raises:
+        KernelsError: no compiler, or one that fails.
+    """
+    compiler = _compiler()
+    name = f"kernels-{_key(compiler)}.so"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / f"{name}.lock"):
+            if not (cache / name).exists():
+                _compile(compiler, cache / name, say)
+            return _open(cache / name)
+    except OSError as error:
+        say(f"the kernels cannot be kept in {cache} ({error}); they are compiled for this run only")
+    with tempfile.TemporaryDirectory(prefix="radixserve-kernels-") as folder:
+        made = Path(folder) / name
+        _compile(compiler, made, say)
+        return _open(made)
+
+
+def _compiler() -> str:
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise KernelsError(
+        f"no C++ compiler was found ({', '.join(names)}): install one, for example with "
+        "'apt-get install g++', and start again"
+    )
+
+
+def _key(compiler: str) -> str:
+    """What the result depends on: the sources, the compiler, and this machine's instructions."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
+        digest.update(source.name.encode() + source.read_bytes())
+    digest.update(" ".join(FLAGS).encode() + _version(compiler).encode())
+    digest.update(_processor().encode())
+    return digest.hexdigest()[:20]
+
+
+def _version(compiler: str) -> str:
+    try:
+        shown = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise KernelsError(f"{compiler} does not run: {error}") from error
+    return shown.stdout
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    kinds = ("vendor_id", "cpu family", "model\t", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
+
+
+def _compile(compiler: str, target: Path, say: Callable[[str], None]) -> None:
+    say(f"compiling the CPU kernels with {compiler} (once, some 10 seconds)")
+    # Compiled beside its place and moved there whole: nobody ever loads half a library.
+    handle, made = tempfile.mkstemp(dir=target.parent, suffix=".so")
+    os.close(handle)
+    command = [compiler, *FLAGS, "-o", made, str(SOURCES / "api.cpp")]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+        if shown.returncode:
+            complaint = next((line for line in shown.stderr.splitlines() if "error" in line), "")
+            raise KernelsError(
+                f"{compiler} cannot compile the CPU kernels (C++20 is needed): {complaint}"
+            )
+        os.replace(made, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise KernelsError(f"{compiler} cannot compile the CPU kernels: {error}") from error
+    finally:
+        Path(made).unlink(missing_ok=True)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise KernelsError(f"{path} cannot be loaded ({error}); it was removed") from error

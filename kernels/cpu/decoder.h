@@ -1,0 +1,210 @@
+// One forward pass of a decoder of the Llama family: tokens in, logits of the sampled rows out.
+//
+// Pre-norm blocks with rotary attention and a gated MLP (Touvron et al., 2023); optional biases
+// (Qwen2), norms of queries and keys (Qwen3), and layers without rotation (SmolLM3). All threads
+// walk through the phases of the pass together.
+#pragma once
+
+#include <cmath>
+
+#include "attention.h"
+
+namespace radix {
+
+// Pointers are borrowed and live as long as the model. Vectors are fp32.
+template <class T>
+struct Layer {
+  const float* attention_norm;
+  Packed<T> qkv;
+  const float* qkv_bias;  // or null, like the next four
+  const float* query_norm;
+  const float* key_norm;
+  Packed<T> output;
+  const float* output_bias;
+  const float* mlp_norm;
+  Packed<T> gate, up, down;
+  bool rotates;
+};
+
+struct Shape {
+  int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, page_size;
+  float norm_epsilon, scale;
+};
+
+struct Step {
+  Batch batch;
+  const int64_t* token_ids;     // [tokens]
+  const int64_t* pages;         // [tokens]: where each new token's KV goes
+  const int64_t* offsets;       // [tokens]
+  const float* cosines;         // [tokens][head_dim / 2]
+  const float* sines;           // [tokens][head_dim / 2]
+  const int64_t* sampled;       // [samples]: tokens whose logits are wanted
+  int64_t samples;
+  void* kv;                     // [layers][pages of the pool][page]
+  int64_t layer_elements;       // of kv
+  float* logits;                // [samples][vocabulary, rounded up to a panel]
+  bool together;                // read what rows share once
+};
+
+template <class T>
+class Decoder {
+ public:
+  Decoder(Pool& pool, const Shape& shape, Packed<T> head, const T* embedding, const float* norm)
+      : pool_(pool), shape_(shape), kv_{shape.page_size, shape.kv_heads, shape.head_dim},
+        head_(head), embedding_(embedding), norm_(norm), attention_(pool, kv_, shape.heads) {}
+
+  std::vector<Layer<T>> layers;
+
+  const Work& work() const { return attention_.work(); }
+
+  void run(const Step& step) {
+    attention_.begin(step.batch, step.together);
+    const int64_t tokens = step.batch.tokens;
+    grow(residual_, tokens * width(shape_.hidden));
+    grow(normed_, tokens * shape_.hidden);
+    grow(projected_, tokens * width(qkv_columns()));
+    grow(query_, tokens * shape_.heads * shape_.head_dim);
+    grow(attended_, tokens * shape_.heads * shape_.head_dim);
+    grow(inner_, tokens * width(shape_.inner));
+    pool_.run([&](int thread) { walk(thread, step); });
+  }
+
+ private:
+  static int64_t width(int64_t columns) { return panels(columns) * PANEL; }
+
+  template <class V>
+  static void grow(std::vector<V>& buffer, int64_t size) {
+    if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
+  }
+
+  int64_t qkv_columns() const {
+    return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim;
+  }
+
+  void walk(int thread, const Step& step) {
+    const int64_t tokens = step.batch.tokens;
+    const int64_t stride = width(shape_.hidden);
+    pool_.share(tokens, [&](int64_t token) {
+      embed(step.token_ids[token], &residual_[token * stride]);
+      normalize(&residual_[token * stride], layers[0].attention_norm, token);
+    });
+    for (size_t index = 0; index < layers.size(); ++index) {
+      const Layer<T>& layer = layers[index];
+      T* kv = static_cast<T*>(step.kv) + index * step.layer_elements;
+      attend(thread, step, layer, kv);
+      norm_rows(tokens, layer.mlp_norm);
+      twin_product(pool_, normed_.data(), shape_.hidden, tokens, layer.gate, layer.up,
+                   [&](int64_t row, int64_t column, f32x16 gate, f32x16 up) {
+                     store_as(&inner_[row * width(shape_.inner) + column], silu(gate) * up);
+                   });
+      add_product(inner_.data(), width(shape_.inner), tokens, layer.down, nullptr);
+      if (index + 1 < layers.size()) norm_rows(tokens, layers[index + 1].attention_norm);
+    }
+    pool_.share(step.samples, [&](int64_t sample) {
+      normalize(&residual_[step.sampled[sample] * stride], norm_, sample);
+    });
+    product(pool_, normed_.data(), shape_.hidden, step.samples, head_,
+            [&](int64_t row, int64_t column, f32x16 values) {
+              store(step.logits + row * width(shape_.vocabulary) + column, values);
+            });
+  }
+
+  void attend(int thread, const Step& step, const Layer<T>& layer, T* kv) {
+    const int64_t tokens = step.batch.tokens, stride = width(qkv_columns());
+    product(pool_, normed_.data(), shape_.hidden, tokens, layer.qkv,
+            [&](int64_t row, int64_t column, f32x16 values) {
+              if (layer.qkv_bias) values += load(layer.qkv_bias + column);
+              store(&projected_[row * stride + column], values);
+            });
+    pool_.share(tokens, [&](int64_t token) {
+      place(step, layer, kv, token, &projected_[token * stride]);
+    });
+    attention_.run(thread, kv, query_.data(), attended_.data(), shape_.scale, 0.0f);
+    add_product(attended_.data(), shape_.heads * shape_.head_dim, tokens, layer.output,
+                layer.output_bias);
+  }
+
+  void embed(int64_t token, float* to) const {
+    if (embedding_) {
+      for (int64_t i = 0; i < shape_.hidden; ++i)
+        to[i] = to_float(embedding_[token * shape_.hidden + i]);
+      return;
+    }
+    // Tied to the output head: its column, unit by unit.
+    const uint32_t* units = head_.panel(token / PANEL) + token % PANEL;
+    T pair[PAIR<T>];
+    for (int64_t at = 0; at < head_.steps(); ++at) {
+      std::memcpy(pair, units + at * PANEL, sizeof pair);
+      for (int i = 0; i < PAIR<T>; ++i) to[at * PAIR<T> + i] = to_float(pair[i]);
+    }
+  }
+
+  float rms_share(const float* from, int64_t size) const {
+    f32x16 squares = splat(0.0f);
+    for (int64_t i = 0; i < size; i += LANES) squares += load(from + i) * load(from + i);
+    return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + shape_.norm_epsilon);
+  }
+
+  // Root-mean-square norm (Zhang and Sennrich, 2019) of one row into row `to` of `normed_`.
+  void normalize(const float* from, const float* weight, int64_t to) {
+    const f32x16 share = splat(rms_share(from, shape_.hidden));
+    for (int64_t i = 0; i < shape_.hidden; i += LANES)
+      store_as(&normed_[to * shape_.hidden + i], load(from + i) * share * load(weight + i));
+  }
+
+  void norm_rows(int64_t tokens, const float* weight) {
+    pool_.share(tokens, [&](int64_t token) {
+      normalize(&residual_[token * width(shape_.hidden)], weight, token);
+    });
+  }
+
+  void add_product(const T* a, int64_t stride, int64_t tokens, const Packed<T>& weight,
+                   const float* bias) {
+    const int64_t to = width(shape_.hidden);
+    product(pool_, a, stride, tokens, weight, [&](int64_t row, int64_t column, f32x16 values) {
+      if (bias) values += load(bias + column);
+      float* sum = &residual_[row * to + column];
+      store(sum, load(sum) + values);
+    });
+  }
+
+  // Rotate one token's queries and keys and put its keys and values into their slots.
+  void place(const Step& step, const Layer<T>& layer, T* kv, int64_t token, float* row) {
+    const int64_t dim = shape_.head_dim;
+    const float* cosines = step.cosines + token * dim / 2;
+    const float* sines = step.sines + token * dim / 2;
+    T key[512], value[512];
+    for (int64_t head = 0; head < shape_.heads + shape_.kv_heads; ++head) {
+      float* from = row + head * dim;
+      const bool is_query = head < shape_.heads;
+      const float* norm = is_query ? layer.query_norm : layer.key_norm;
+      if (norm) {
+        const float share = rms_share(from, dim);
+        for (int64_t d = 0; d < dim; ++d) from[d] *= share * norm[d];
+      }
+      T* to = is_query ? &query_[(token * shape_.heads + head) * dim] : key;
+      for (int64_t d = 0; d < dim / 2; ++d) {
+        const float c = layer.rotates ? cosines[d] : 1.0f, s = layer.rotates ? sines[d] : 0.0f;
+        const float low = from[d], high = from[d + dim / 2];
+        to[d] = narrow<T>(low * c - high * s);
+        to[d + dim / 2] = narrow<T>(high * c + low * s);
+      }
+      if (is_query) continue;
+      const float* values = from + shape_.kv_heads * dim;
+      for (int64_t d = 0; d < dim; ++d) value[d] = narrow<T>(values[d]);
+      append(kv, kv_, step.pages[token], step.offsets[token], head - shape_.heads, key, value);
+    }
+  }
+
+  Pool& pool_;
+  const Shape shape_;
+  const KvShape kv_;
+  const Packed<T> head_;
+  const T* embedding_;
+  const float* norm_;
+  Attention<T> attention_;
+  std::vector<float> residual_, projected_;
+  std::vector<T> normed_, query_, attended_, inner_;
+};
+
+}  // namespace radix

@@ -1,0 +1,322 @@
+"""The compiled kernels as Python calls them: tensors in, tensors out, shapes checked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_bool, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from radixserve.kernels.cpu.weights import Arena, DecoderShape, LayerWeights, Packed, check_heads
+
+
+class _Batch(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("tokens", c_int64),
+        ("qo_indptr", c_void_p),
+        ("kv_indptr", c_void_p),
+        ("kv_indices", c_void_p),
+        ("last_page_len", c_void_p),
+        ("page_size", c_int64),
+    )
+
+
+class _Step(Structure):
+    _fields_ = (
+        ("batch", _Batch),
+        ("token_ids", c_void_p),
+        ("pages", c_void_p),
+        ("offsets", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("sampled", c_void_p),
+        ("samples", c_int64),
+        ("kv", c_void_p),
+        ("layer_elements", c_int64),
+        ("logits", c_void_p),
+        ("together", c_bool),
+    )
+
+
+class _Shape(Structure):
+    _fields_ = (
+        ("layers", c_int64),
+        ("hidden", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("inner", c_int64),
+        ("vocabulary", c_int64),
+        ("page_size", c_int64),
+        ("norm_epsilon", c_float),
+        ("scale", c_float),
+    )
+
+
+_LAYER = (
+    "attention_norm", "qkv", "qkv_bias", "query_norm", "key_norm", "output", "output_bias",
+    "mlp_norm", "gate", "up", "down",
+)  # fmt: skip
+
+
+class _Layer(Structure):
+    _fields_ = (*((name, c_void_p) for name in _LAYER), ("rotates", c_int64))
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "radix_features": (ctypes.c_char_p, ()),
+    "radix_packed_units": (c_int64, (c_int64, c_int64, c_int64)),
+    "radix_pack": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p)),
+    "radix_multiply": (
+        None,
+        (c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    ),
+    "radix_attention_new": (c_void_p, (c_int64,) * 6),
+    "radix_attention_free": (None, (c_void_p,)),
+    "radix_attention_begin": (None, (c_void_p, POINTER(_Batch), c_int64)),
+    "radix_attention_append": (None, (c_void_p,) * 4 + (c_int64, c_void_p, c_void_p)),
+    "radix_attention_run": (None, (c_void_p,) * 4 + (c_float, c_float)),
+    "radix_attention_read": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64))),
+    "radix_decoder_new": (
+        c_void_p,
+        (c_int64, c_int64, POINTER(_Shape), POINTER(_Layer), c_void_p, c_void_p, c_void_p),
+    ),
+    "radix_decoder_free": (None, (c_void_p,)),
+    "radix_decoder_run": (None, (c_void_p, POINTER(_Step))),
+    "radix_decoder_read": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64))),
+}
+
+
+class CpuKernels:
+    """The functions of the library that ``build.load`` opened."""
+
+    def __init__(self, library: ctypes.CDLL):
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        self._library = library
+
+    @property
+    def features(self) -> str:
+        """``avx512_bf16``, ``avx512``, ``avx2`` or ``generic``: what it was compiled for."""
+        name: bytes = self._library.radix_features()
+        return name.decode()
+
+    def packed_bytes(self, columns: int, depth: int, dtype: torch.dtype) -> int:
+        """Bytes that ``pack`` takes from an arena."""
+        units: int = self._library.radix_packed_units(columns, depth, _pair(dtype))
+        return 4 * units
+
+    def pack(self, weight: torch.Tensor, arena: Arena) -> Packed:
+        """Pack ``weight``, [columns, depth] in fp32 or bf16, as a linear layer holds it."""
+        columns, depth = weight.shape
+        pair = _pair(weight.dtype)
+        if depth % pair:
+            raise ValueError(f"a depth of {depth} cannot be read in pairs")
+        weight = weight.contiguous()
+        units = arena.take(self._library.radix_packed_units(columns, depth, pair))
+        self._library.radix_pack(weight.data_ptr(), columns, depth, pair, units.data_ptr())
+        return Packed(units, columns, depth, weight.dtype)
+
+    def multiply(self, rows: torch.Tensor, weight: Packed, *, threads: int) -> torch.Tensor:
+        """``rows``, [R, depth] in the weight's dtype, times the weight: fp32 [R, columns]."""
+        _check(rows, weight.dtype, (len(rows), weight.depth))
+        out = torch.empty(len(rows), weight.padded)
+        self._library.radix_multiply(
+            threads, rows.data_ptr(), len(rows), weight.units.data_ptr(), weight.columns,
+            weight.depth, _pair(weight.dtype), out.data_ptr(),
+        )  # fmt: skip
+        return out[:, : weight.columns]
+
+    def attention(self, kv: torch.Tensor, heads: int, *, threads: int) -> NativeAttention:
+        """Attention over ``kv``, [layers, pages, 2, page_size, kv_heads, head_dim]."""
+        return NativeAttention(self._library, kv, heads, threads)
+
+    def decoder(
+        self,
+        shape: DecoderShape,
+        layers: Sequence[LayerWeights],
+        head: Packed,
+        embedding: torch.Tensor | None,
+        norm: torch.Tensor,
+        *,
+        page_size: int,
+        threads: int,
+    ) -> NativeDecoder:
+        """A decoder; without ``embedding`` ([vocabulary, hidden]) it is tied to ``head``."""
+        weights = (layers, head, embedding, norm)
+        return NativeDecoder(self._library, shape, weights, page_size, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """The arrays of a step, contiguous and on the CPU; names and types as in ``PagedBatch``."""
+
+    page_size: int
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    last_page_len: torch.Tensor
+    token_ids: torch.Tensor
+    append_pages: torch.Tensor
+    append_offsets: torch.Tensor
+    sample_rows: torch.Tensor
+
+    def batch(self) -> _Batch:
+        """As the library reads it; valid while these arrays live."""
+        return _Batch(
+            len(self.last_page_len), len(self.token_ids), self.qo_indptr.data_ptr(),
+            self.kv_indptr.data_ptr(), self.kv_indices.data_ptr(), self.last_page_len.data_ptr(),
+            self.page_size,
+        )  # fmt: skip
+
+
+class NativeAttention:
+    """Causal paged attention, shared prefixes read once; one step at a time."""
+
+    def __init__(self, library: ctypes.CDLL, kv: torch.Tensor, heads: int, threads: int):
+        _, _, _, page_size, kv_heads, head_dim = kv.shape
+        check_heads(heads, kv_heads, head_dim)
+        self._library, self._kv = library, kv
+        self._arrays: StepArrays | None = None
+        self._form = (kv_heads, head_dim)
+        self._heads = heads
+        self._handle = library.radix_attention_new(
+            threads, _pair(kv.dtype), page_size, kv_heads, head_dim, heads
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.radix_attention_free(self._handle)
+
+    def begin(self, arrays: StepArrays, *, together: bool = True) -> None:
+        """Plan a step; without ``together`` every row reads its whole context for itself."""
+        self._arrays = arrays
+        self._library.radix_attention_begin(self._handle, byref(arrays.batch()), together)
+
+    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write ``key`` and ``value``, [T, kv_heads, head_dim], into the slots of the step."""
+        arrays = self._step()
+        form = (len(arrays.token_ids), *self._form)
+        key, value = key.contiguous(), value.contiguous()
+        _check(key, self._kv.dtype, form)
+        _check(value, self._kv.dtype, form)
+        self._library.radix_attention_append(
+            self._handle, self._kv[layer].data_ptr(), arrays.append_pages.data_ptr(),
+            arrays.append_offsets.data_ptr(), len(key), key.data_ptr(), value.data_ptr(),
+        )  # fmt: skip
+
+    def run(
+        self, layer: int, query: torch.Tensor, *, scale: float, soft_cap: float | None = None
+    ) -> torch.Tensor:
+        """[T, heads, head_dim] from a query of the same form."""
+        query = query.contiguous()
+        _check(query, self._kv.dtype, (len(self._step().token_ids), self._heads, self._form[1]))
+        out = torch.empty_like(query)
+        self._library.radix_attention_run(
+            self._handle, self._kv[layer].data_ptr(), query.data_ptr(), out.data_ptr(),
+            scale, soft_cap or 0.0,
+        )  # fmt: skip
+        return out
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """Tokens of KV that the decoding rows of this step need, and that are read for them."""
+        return _read(self._library.radix_attention_read, self._handle)
+
+    def _step(self) -> StepArrays:
+        if self._arrays is None:
+            raise RuntimeError("attention is computed before begin")
+        return self._arrays
+
+
+class NativeDecoder:
+    """A decoder of Llama's family, from token ids to logits."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        shape: DecoderShape,
+        weights: tuple[Sequence[LayerWeights], Packed, torch.Tensor | None, torch.Tensor],
+        page_size: int,
+        threads: int,
+    ):
+        shape.check()
+        layers, head, embedding, norm = weights
+        self._library, self._shape, self._weights = library, shape, weights
+        self._padded = head.padded
+        described = _Shape(
+            len(layers), shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.inner,
+            shape.vocabulary, page_size, shape.norm_epsilon, shape.head_dim**-0.5,
+        )  # fmt: skip
+        self._handle = library.radix_decoder_new(
+            threads, _pair(shape.dtype), byref(described),
+            (_Layer * len(layers))(*(_layer(each) for each in layers)),
+            head.units.data_ptr(), None if embedding is None else embedding.data_ptr(),
+            norm.data_ptr(),
+        )  # fmt: skip
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.radix_decoder_free(self._handle)
+
+    def run(
+        self,
+        arrays: StepArrays,
+        kv: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        *,
+        together: bool = True,
+    ) -> torch.Tensor:
+        """Logits, fp32 [S, vocabulary], of ``arrays.sample_rows``; all new KV is written to ``kv``.
+
+        ``cosines`` and ``sines`` are fp32 [T, head_dim / 2].
+        """
+        form = (len(arrays.token_ids), self._shape.head_dim // 2)
+        _check(cosines, torch.float32, form)
+        _check(sines, torch.float32, form)
+        samples = len(arrays.sample_rows)
+        logits = torch.empty(samples, self._padded)
+        step = _Step(
+            arrays.batch(), arrays.token_ids.data_ptr(), arrays.append_pages.data_ptr(),
+            arrays.append_offsets.data_ptr(), cosines.data_ptr(), sines.data_ptr(),
+            arrays.sample_rows.data_ptr(), samples, kv.data_ptr(), kv.stride(0),
+            logits.data_ptr(), together,
+        )  # fmt: skip
+        self._library.radix_decoder_run(self._handle, byref(step))
+        return logits[:, : self._shape.vocabulary]
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """Tokens of KV that the decoding rows of the last step needed, and that were read."""
+        return _read(self._library.radix_decoder_read, self._handle)
+
+
+def _pair(dtype: torch.dtype) -> int:
+    return 4 // dtype.itemsize
+
+
+def _check(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        raise ValueError(
+            f"{dtype} {list(shape)} is wanted, not {tensor.dtype} {list(tensor.shape)}"
+        )
+
+
+def _layer(layer: LayerWeights) -> _Layer:
+    parts = []
+    for name in _LAYER:
+        part = getattr(layer, name)
+        part = part.units if isinstance(part, Packed) else part
+        parts.append(None if part is None else part.data_ptr())
+    return _Layer(*parts, int(layer.rotates))
+
+
+def _read(function: Any, handle: int) -> tuple[int, int]:
+    apart, together = c_int64(), c_int64()
+    function(handle, byref(apart), byref(together))
+    return apart.value, together.value

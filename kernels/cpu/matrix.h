@@ -1,0 +1,144 @@
+// Products of activations with packed weights: from one row, where reading the weights is all the
+// time, to hundreds, where the multipliers are.
+//
+// A weight of N columns and depth K is cut into panels of 32 columns. A panel holds, for each unit
+// of depth, the units of its columns side by side, so that a tile reads it from front to end. Each
+// element of a product is summed over the depth in one order, whatever the number of rows: it does
+// not depend on what else is in the batch.
+#pragma once
+
+#include <algorithm>
+
+#include "pool.h"
+#include "simd.h"
+
+namespace radix {
+
+constexpr int PANEL = 2 * LANES;
+
+inline int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
+
+template <class T>
+struct Packed {
+  const uint32_t* units = nullptr;  // [panels][depth / PAIR][PANEL]
+  int64_t columns = 0;
+  int64_t depth = 0;  // a multiple of PAIR
+
+  int64_t steps() const { return depth / PAIR<T>; }
+  const uint32_t* panel(int64_t index) const { return units + index * steps() * PANEL; }
+};
+
+// Pack `rows` (each one column of the product) of `depth` elements; the rest of a panel is zeros.
+template <class T>
+void pack(const T* from, int64_t columns, int64_t depth, uint32_t* to) {
+  const int64_t steps = depth / PAIR<T>;
+  for (int64_t panel = 0; panel < panels(columns); ++panel, to += steps * PANEL) {
+    for (int64_t lane = 0; lane < PANEL; ++lane) {
+      const int64_t column = panel * PANEL + lane;
+      const T* row = from + column * depth;
+      for (int64_t step = 0; step < steps; ++step)
+        to[step * PANEL + lane] = column < columns ? unit_at(row + step * PAIR<T>) : 0;
+    }
+  }
+}
+
+// acc[r][v] = rows r of `a` times 16 v .. 16 v + 15 of each step's `WIDTH` vectors at `b`.
+template <class T, int ROWS, int WIDTH>
+inline void tile(const T* const* a, const uint32_t* b, int64_t steps, f32x16 (&acc)[ROWS][WIDTH]) {
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < WIDTH; ++v) acc[r][v] = splat(0.0f);
+  for (int64_t step = 0; step < steps; ++step, b += WIDTH * LANES) {
+    i32x16 many[WIDTH];
+#pragma GCC unroll 8
+    for (int v = 0; v < WIDTH; ++v) many[v] = load_units(b + v * LANES);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+      const uint32_t one = unit_at(a[r] + step * PAIR<T>);
+#pragma GCC unroll 8
+      for (int v = 0; v < WIDTH; ++v) acc[r][v] = multiply_add<T>(acc[r][v], one, many[v]);
+    }
+  }
+}
+
+constexpr int TILE_ROWS = 12;
+constexpr int BLOCK_ROWS = 8 * TILE_ROWS;
+
+// Call `body<ROWS>()` with the number of rows as a constant, so that a tile stays in registers.
+template <class Body>
+inline void with_rows(int64_t rows, Body body) {
+  switch (rows) {
+    case 1: return body.template operator()<1>();
+    case 2: return body.template operator()<2>();
+    case 3: return body.template operator()<3>();
+    case 4: return body.template operator()<4>();
+    case 5: return body.template operator()<5>();
+    case 6: return body.template operator()<6>();
+    case 7: return body.template operator()<7>();
+    case 8: return body.template operator()<8>();
+    case 9: return body.template operator()<9>();
+    case 10: return body.template operator()<10>();
+    case 11: return body.template operator()<11>();
+    default: return body.template operator()<12>();
+  }
+}
+
+// Call `body<ROWS>(pointers to the rows, first row)` for even tiles of rows [first, last): 13 rows
+// are 7 and 6, not 12 and 1.
+template <class T, class Body>
+inline void in_tiles(const T* a, int64_t stride, int64_t first, int64_t last, Body body) {
+  while (first < last) {
+    const int64_t left = last - first;
+    const int64_t tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t count = (left + tiles - 1) / tiles;
+    const T* rows[TILE_ROWS];
+    for (int64_t r = 0; r < count; ++r) rows[r] = a + (first + r) * stride;
+    with_rows(count, [&]<int ROWS>() { body.template operator()<ROWS>(rows, first); });
+    first += count;
+  }
+}
+
+// `each(panel, first row, last row)` for all panels and blocks of rows, by all threads of a job;
+// ends with a barrier.
+template <class Each>
+void over_panels(Pool& pool, int64_t columns, int64_t rows, Each each) {
+  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  pool.share(panels(columns) * blocks, [&](int64_t index) {
+    const int64_t first = index % blocks * BLOCK_ROWS;
+    each(index / blocks, first, std::min(rows, first + BLOCK_ROWS));
+  });
+}
+
+// a [rows][stride] times `weight`: `put(row, column, values)` for each sixteen columns of a row.
+template <class T, class Put>
+void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<T>& weight,
+             Put put) {
+  over_panels(pool, weight.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
+    in_tiles(a, stride, first, last, [&]<int ROWS>(const T* const* row, int64_t at) {
+      f32x16 acc[ROWS][2];
+      tile<T, ROWS, 2>(row, weight.panel(panel), weight.steps(), acc);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) {
+        put(at + r, panel * PANEL, acc[r][0]);
+        put(at + r, panel * PANEL + LANES, acc[r][1]);
+      }
+    });
+  });
+}
+
+// The same for two weights of one shape: `put(row, column, values of the first, of the second)`.
+template <class T, class Put>
+void twin_product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<T>& one,
+                  const Packed<T>& other, Put put) {
+  over_panels(pool, one.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
+    in_tiles(a, stride, first, last, [&]<int ROWS>(const T* const* row, int64_t at) {
+      f32x16 left[ROWS][2], right[ROWS][2];
+      tile<T, ROWS, 2>(row, one.panel(panel), one.steps(), left);
+      tile<T, ROWS, 2>(row, other.panel(panel), other.steps(), right);
+      for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < 2; ++v)
+          put(at + r, panel * PANEL + v * LANES, left[r][v], right[r][v]);
+    });
+  });
+}
+
+}  // namespace radix

@@ -1,0 +1,107 @@
+"""The weights of a decoder as the kernels read them."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+PANEL = 32
+"""Columns of a weight that lie side by side; outputs are padded to whole panels."""
+LANES = 16
+LARGEST_HEAD = 512
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in panels; see ``matrix.h``. ``units`` is int32 [panels, depth / pair, 32]."""
+
+    units: torch.Tensor
+    columns: int
+    depth: int
+    dtype: torch.dtype
+
+    @property
+    def padded(self) -> int:
+        """Columns, rounded up to whole panels."""
+        return -(-self.columns // PANEL) * PANEL
+
+
+class Arena:
+    """Memory for packed weights, in huge pages where the system has them.
+
+    A step reads all weights once, from front to end: with small pages a tenth of that time goes
+    into looking up addresses.
+    """
+
+    def __init__(self, size: int):
+        """``size`` in bytes."""
+        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._units = torch.frombuffer(memory, dtype=torch.int32)
+        self._used = 0
+
+    def take(self, units: int) -> torch.Tensor:
+        """int32 [units], zeros.
+
+        Raises:
+            MemoryError: the arena is used up.
+        """
+        if self._used + units > len(self._units):
+            raise MemoryError("more weights are packed than there was room made for")
+        taken = self._units[self._used : self._used + units]
+        self._used += units
+        return taken
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One layer; vectors are fp32, biases as long as the padded columns, absent parts None."""
+
+    attention_norm: torch.Tensor
+    qkv: Packed
+    qkv_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: Packed
+    output_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate: Packed
+    up: Packed
+    down: Packed
+    rotates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes of a decoder; all weights have ``dtype``."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocabulary: int
+    norm_epsilon: float
+    dtype: torch.dtype
+
+    def check(self) -> None:
+        """Raises ValueError for sizes that the kernels do not take."""
+        if self.dtype not in DTYPES:
+            raise ValueError(f"the kernels compute in float32 and bfloat16, not in {self.dtype}")
+        if self.hidden % LANES or self.inner % 2:
+            raise ValueError(f"hidden size {self.hidden} is no multiple of {LANES}")
+        check_heads(self.heads, self.kv_heads, self.head_dim)
+
+
+def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
+    """Raises ValueError for heads that the kernels do not take."""
+    if head_dim % LANES or head_dim > LARGEST_HEAD:
+        raise ValueError(
+            f"a head size of {head_dim} is no multiple of {LANES} up to {LARGEST_HEAD}"
+        )
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads are not shared evenly by {kv_heads} KV heads")

@@ -1,0 +1,140 @@
+"""Who computes a step: the native decoder where it can, else transformers with our attention."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError
+
+from radixserve.attention import cpu
+from radixserve.attention.arrays import PagedBatch
+from radixserve.attention.backend import AttentionBackend
+from radixserve.attention.reference import ReferenceAttention
+from radixserve.config import EngineConfig
+from radixserve.kernels.cpu.library import CpuKernels
+from radixserve.kernels.cpu.weights import DTYPES, check_heads
+from radixserve.model import native, survey
+from radixserve.model.kv_storage import KvGeometry, KvStorage
+from radixserve.model.loader import Description, load, weights
+
+log = logging.getLogger(__name__)
+
+Logits = Callable[[PagedBatch], torch.Tensor]
+"""Appends the KV of a step and returns the logits, [S, vocabulary], of its sampled rows."""
+
+
+class Executable(Protocol):
+    """A model with its weights in memory."""
+
+    geometry: KvGeometry
+    name: str
+    """What computes it, for the log and for ``/v1/cache/stats``."""
+
+    def on(self, kv: torch.Tensor) -> Logits:
+        """The model over ``kv``, [layers, pages, 2, page_size, kv_heads, head_dim]."""
+
+
+def executable(described: Description, config: EngineConfig) -> Executable:
+    """The fastest way to run the model that ``config`` allows.
+
+    Raises:
+        ModelError: its weights cannot be read, or it needs what radixserve does not have.
+    """
+    threads = config.threads or cpu.available_cores()
+    kernels = None
+    if described.device.type == "cpu" and config.attention_backend != "reference":
+        kernels = cpu.kernels()
+    if kernels is not None and config.attention_backend == "auto":
+        found = _native(described, config, kernels, threads)
+        if found is not None:
+            # All that is left to torch is small, and its idle threads would spin beside ours.
+            torch.set_num_threads(1)
+            return found
+    torch.set_num_threads(threads)
+    return _Transformers(described, config, kernels, threads)
+
+
+class _Native:
+    """The whole decoder in native code."""
+
+    def __init__(self, model: native.NativeModel, geometry: KvGeometry, features: str):
+        self._model, self.geometry = model, geometry
+        self.name = f"native decoder ({features})"
+
+    def on(self, kv: torch.Tensor) -> Logits:
+        return partial(self._model.logits, kv=kv)
+
+
+def _native(
+    described: Description, config: EngineConfig, kernels: CpuKernels, threads: int
+) -> _Native | None:
+    unfit = native.unfit(described.config, described.dtype)
+    if unfit is not None:
+        log.info("transformers runs this model, not the native decoder: %s", unfit)
+        return None
+    try:
+        tensors = _tensors(described)
+    except (OSError, SafetensorError):
+        return None  # whoever reads them next says what is wrong with them
+    if not native.complete(described.config, tensors):
+        return None
+    model = native.NativeModel(
+        described.config,
+        described.dtype,
+        tensors,
+        kernels,
+        page_size=config.page_size,
+        max_model_len=described.max_model_len,
+        threads=threads,
+        together=config.cascade_attention,
+    )
+    return _Native(model, native.geometry(described.config, described.dtype), kernels.features)
+
+
+def _tensors(described: Description) -> native.Tensors:
+    if not described.dummy:
+        return native.checkpoint(described.path)
+    state = weights(described).state_dict()
+    if described.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    return {name: partial(torch.Tensor.detach, tensor) for name, tensor in state.items()}
+
+
+class _Transformers:
+    """Transformers' own model, whose attention is ours."""
+
+    def __init__(
+        self, described: Description, config: EngineConfig, kernels: CpuKernels | None, threads: int
+    ):
+        self._decoder = load(described)
+        self.geometry = survey.survey(self._decoder, described.max_model_len)
+        self._kernels = kernels if _has_kernels(self.geometry) else None
+        # Torch's idle threads spin for a while: with two cores ours would wait for theirs.
+        self._threads = threads if threads > 2 else 1
+        self._together = config.cascade_attention
+        kind = "reference" if self._kernels is None else self._kernels.features
+        self.name = f"transformers with {kind} attention"
+        trial = KvStorage(self.geometry, survey.PAGES, survey.PAGE, self._decoder.device)
+        survey.self_check(self._decoder, self._attention(trial.kv), described.max_model_len)
+
+    def on(self, kv: torch.Tensor) -> Logits:
+        return partial(self._decoder.logits, backend=self._attention(kv))
+
+    def _attention(self, kv: torch.Tensor) -> AttentionBackend:
+        if self._kernels is None:
+            return ReferenceAttention(kv)
+        return cpu.CpuAttention(
+            self._kernels, kv, self.geometry.heads, threads=self._threads, together=self._together
+        )
+
+
+def _has_kernels(geometry: KvGeometry) -> bool:
+    try:
+        check_heads(geometry.heads, geometry.kv_heads, geometry.head_dim)
+    except ValueError:
+        return False
+    return geometry.dtype in DTYPES
