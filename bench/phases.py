@@ -23,7 +23,7 @@ from bench.sizes import Size
 from bench.static import drive_static
 from bench.workloads import ALPACA, SHAREGPT, Lengths, Turn, Workload, drawn, poisson
 
-KV_TOKENS = 16_384
+KV_TOKENS = 32_768
 """Slots of KV memory of every server that is started here."""
 CACHED, NEW = 4_000, 60
 """Tokens of the warm prompt."""

@@ -34,18 +34,18 @@ class Size:
 
 FULL = Size(
     minutes=20,
-    repeats=2,
-    warm=2,
+    repeats=3,
+    warm=3,
     tree_repeats=5,
-    arrivals=10,
-    rates=(0.5, 0.9),
-    sharegpt=1 / 4,
-    alpaca=1 / 2,
-    longest=256,
+    arrivals=40,
+    rates=(0.5, 0.7, 0.85, 1.0),
+    sharegpt=1.0,
+    alpaca=1.0,
+    longest=1024,
     static_batch=16,
     kv_requests=400,
     sweeps={
-        "page-size": (1, 64, 16, 4),
+        "page-size": (1, 64, 16, 4, 32, 8, 2),
         "max-num-seqs": (1, 64, 4, 16),
         "max-num-batched-tokens": (64, 512, 128, 256),
     },
@@ -78,50 +78,50 @@ def build(name: str, *, quick: bool, scale: float, data: Path | None, encode: En
 
     match name:
         case "prefix-repetition":
-            shape = (2, 64, 32, 8) if quick else (5, 128, 128, 32)
+            shape = (2, 64, 32, 8) if quick else (10, 256, 256, 128)
             prefixes, prefix, suffix, output = shape
             return workloads.prefix_repetition(
-                prefixes=prefixes, prompts=many(10, 6), prefix=prefix, suffix=suffix, output=output
+                prefixes=prefixes, prompts=many(20, 6), prefix=prefix, suffix=suffix, output=output
             )
         case "shared-prefix":
             return workloads.generated_shared_prefix(
                 groups=2 if quick else 4,
-                per_group=many(4, 3),
+                per_group=many(8, 3),
                 system=128 if quick else 512,
                 question=16 if quick else 64,
                 output=8 if quick else 32,
             )
         case "multi-turn":
             return workloads.multi_turn(
-                clients=many(4, 2),
+                clients=many(6, 2),
                 rounds=3 if quick else 4,
-                request=40 if quick else 96,
-                output=6 if quick else 16,
+                request=40 if quick else 128,
+                output=6 if quick else 32,
                 stagger=0.5,
             )
         case "rag":
             return workloads.rag(
                 encode,
-                requests=many(10, 5),
-                chunk=48 if quick else 128,
-                question=16,
-                output=6 if quick else 16,
+                requests=many(24, 5),
+                chunk=48 if quick else 512,
+                question=16 if quick else 32,
+                output=6 if quick else 32,
             )
         case "agents":
             return traces.agents(
                 data,
-                sessions=many(3, 2),
+                sessions=many(6, 2),
                 requests=3 if quick else 6,
                 block=1,
-                longest=512 if quick else 1536,
+                longest=512 if quick else 3072,
                 pace=0.02,
             )
         case "chat-trace":
             return traces.chat_trace(
                 data,
-                requests=many(10, 5),
+                requests=many(30, 5),
                 block=8 if quick else 16,
-                longest=256 if quick else 1024,
+                longest=256 if quick else 2048,
                 rate=2.0,
                 every=40,
             )
@@ -132,7 +132,7 @@ def sweep_workload(*, quick: bool) -> Workload:
     """What the knobs are turned on: a small ``shared-prefix``."""
     if quick:
         return workloads.generated_shared_prefix(
-            groups=2, per_group=3, system=64, question=16, output=6
+            groups=2, per_group=3, system=64, question=16 if quick else 32, output=6
         )
     return workloads.generated_shared_prefix(
         groups=4, per_group=4, system=256, question=32, output=16
@@ -143,4 +143,4 @@ def unshared_workload(*, quick: bool) -> Workload:
     """What the tree's own time is measured on."""
     if quick:
         return workloads.unshared(requests=4, prompt=64, output=4)
-    return workloads.unshared(requests=8, prompt=256, output=16)
+    return workloads.unshared(requests=8, prompt=512, output=32)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import radixserve
-from radixserve.config import Dtype, EngineConfig, LoadFormat, Policy
+from radixserve.config import Backend, Device, Dtype, EngineConfig, LoadFormat, Policy
 from radixserve.errors import ConfigError, ModelError, RadixServeError
 from radixserve.terminal.chat import chat
 from radixserve.terminal.plan import plan
@@ -21,7 +21,6 @@ from radixserve.terminal.sizes import byte_size
 if TYPE_CHECKING:
     from radixserve.engine.frontend import Frontend
 
-Device = Literal["auto", "cpu", "cuda"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULTS = EngineConfig()
@@ -118,6 +117,22 @@ def serve(
         int | None,
         option("--threads", panel=MODEL, help="CPU threads.", show_default="one a core"),
     ] = None,
+    attention_backend: Annotated[
+        Backend,
+        option(
+            "--attention-backend",
+            panel=MODEL,
+            help="auto: native kernels; native: those for attention alone; reference: plain torch.",
+        ),
+    ] = DEFAULTS.attention_backend,
+    no_cascade_attention: Annotated[
+        bool,
+        option(
+            "--no-cascade-attention",
+            panel=MODEL,
+            help="Read a prefix that requests share once for each of them.",
+        ),
+    ] = False,
     seed: Annotated[
         int, option("--seed", panel=MODEL, help="For requests that bring no seed of their own.")
     ] = DEFAULTS.seed,
@@ -200,6 +215,8 @@ def serve(
             load_format=load_format,
             dtype=dtype,
             device=device,
+            attention_backend=attention_backend,
+            cascade_attention=not no_cascade_attention,
             seed=seed,
             chat_template=chat_template,
             threads=threads,

@@ -83,6 +83,7 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
     arguments += " --max-num-batched-tokens 50 --long-prefill-token-threshold 20"
     arguments += " --no-prefix-cache --scheduling-policy priority --max-queue 5"
     arguments += " --chat-template c.jinja --threads 2 --seed 7"
+    arguments += " --attention-backend native --no-cascade-attention"
     code, _, errors = invoke(*arguments.split())
     assert (code, errors) == (0, "")
     assert config == [
@@ -93,6 +94,8 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
             load_format="dummy",
             dtype="float32",
             device="cpu",
+            attention_backend="native",
+            cascade_attention=False,
             page_size=8,
             kv_memory=2**30,
             kv_memory_share=0.5,

@@ -11,7 +11,8 @@
 namespace radix {
 
 constexpr float NOTHING = -1e30f;  // a score below all others, and still a number
-constexpr int QUERY_ROWS = 6;      // rows of a tile: 6 x 4 vectors of scores fit the registers
+constexpr int QUERY_ROWS = 6;      // 6 x 4 vectors of scores fit the registers
+constexpr int SCORE_TILES = 4;
 
 template <class T>
 class Attention {
@@ -104,28 +105,25 @@ class Attention {
   void look(Scratch& mine, int64_t first, const Block<T>& block, int64_t at, int64_t end,
             Bend bend) {
     const int64_t dim = shape_.head_dim;
-    f32x16 score[ROWS][BLOCK_TILES];
-    scores<ROWS>(&mine.query[first * dim], block, score);
+    const auto seen = [&](int r) { return std::min(end, mine.visible[first + r]) - at; };
+    // Queries are in order of position: what the last one does not see, none does.
+    const int tiles = static_cast<int>((seen(ROWS - 1) + LANES - 1) / LANES);
+    alignas(64) float score[ROWS][BLOCK_TOKENS];
+    f32x16 most[ROWS];
+    for (int r = 0; r < ROWS; ++r) most[r] = splat(NOTHING);
+    for (int tile = 0; tile < tiles; tile += SCORE_TILES)
+      scores<ROWS>(&mine.query[first * dim], block, tile, bend, seen, score, most);
     alignas(64) T weight[ROWS][BLOCK_TOKENS];
     f32x16 fade[ROWS];
     for (int r = 0; r < ROWS; ++r) {
-      const int seen = static_cast<int>(
-          std::clamp<int64_t>(std::min(end, mine.visible[first + r]) - at, 0, BLOCK_TOKENS));
-      const auto in_sight = [&](int v) { return COUNTING < splat_unit(seen - v * LANES); };
-      f32x16 most = splat(NOTHING);
-      for (int v = 0; v < BLOCK_TILES; ++v) {
-        score[r][v] = bend(score[r][v]);
-        if (seen < (v + 1) * LANES) score[r][v] = choose(in_sight(v), score[r][v], splat(NOTHING));
-        most = larger(most, score[r][v]);
-      }
       const float before = mine.most[first + r];
-      const float now = std::max(before, largest(most));
+      const float now = std::max(before, largest(most[r]));
       mine.most[first + r] = now;
-      fade[r] = exp2_of(splat(before - now));
+      fade[r] = exp2_of<float>(splat(before - now));
       f32x16 total = splat(0.0f);
-      for (int v = 0; v < BLOCK_TILES; ++v) {
-        f32x16 p = exp2_of(score[r][v] - splat(now));
-        if (seen < (v + 1) * LANES) p = choose(in_sight(v), p, splat(0.0f));
+      for (int v = 0; v < tiles; ++v) {
+        f32x16 p = exp2_of<T>(load(&score[r][v * LANES]) - splat(now));
+        if (now == NOTHING) p = splat(0.0f);  // it sees nothing of this block, nor of any before
         total += p;
         store_as(&weight[r][v * LANES], p);
       }
@@ -133,32 +131,49 @@ class Attention {
       store(sums, load(sums) * fade[r] + total);
     }
     int64_t d = 0;
-    for (; d + 4 * LANES <= dim; d += 4 * LANES) gather<ROWS, 4>(mine, first, block, weight, fade, d);
-    for (; d < dim; d += LANES) gather<ROWS, 1>(mine, first, block, weight, fade, d);
+    for (; d + 4 * LANES <= dim; d += 4 * LANES)
+      gather<ROWS, 4>(mine, first, block, tiles, weight, fade, d);
+    for (; d < dim; d += LANES) gather<ROWS, 1>(mine, first, block, tiles, weight, fade, d);
   }
 
-  template <int ROWS>
-  void scores(const T* query, const Block<T>& block, f32x16 (&acc)[ROWS][BLOCK_TILES]) {
+  // Scores of tiles [tile, tile + SCORE_TILES), and the largest so far in each lane.
+  template <int ROWS, class Seen>
+  void scores(const T* query, const Block<T>& block, int tile, Bend bend, Seen seen,
+              float (&score)[ROWS][BLOCK_TOKENS], f32x16 (&most)[ROWS]) {
     const int64_t dim = shape_.head_dim, steps = dim / PAIR<T>;
+    f32x16 acc[ROWS][SCORE_TILES];
     for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < BLOCK_TILES; ++v) acc[r][v] = splat(0.0f);
+      for (int v = 0; v < SCORE_TILES; ++v) acc[r][v] = splat(0.0f);
+    const uint32_t* const* from = block.keys + tile;
     for (int64_t step = 0; step < steps; ++step) {
-      i32x16 keys[BLOCK_TILES];
+      i32x16 keys[SCORE_TILES];
 #pragma GCC unroll 4
-      for (int v = 0; v < BLOCK_TILES; ++v) keys[v] = load_units(block.keys[v] + step * LANES);
+      for (int v = 0; v < SCORE_TILES; ++v) keys[v] = load_units(from[v] + step * LANES);
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; ++r) {
         const uint32_t one = unit_at(query + r * dim + step * PAIR<T>);
 #pragma GCC unroll 4
-        for (int v = 0; v < BLOCK_TILES; ++v)
+        for (int v = 0; v < SCORE_TILES; ++v)
           acc[r][v] = multiply_add<T>(acc[r][v], one, keys[v]);
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      const int64_t in_sight = seen(r) - tile * LANES;
+      for (int v = 0; v < SCORE_TILES; ++v) {
+        f32x16 value = bend(acc[r][v]);
+        if (in_sight < (v + 1) * LANES) {
+          const int lanes = static_cast<int>(std::clamp<int64_t>(in_sight - v * LANES, 0, LANES));
+          value = choose(COUNTING < splat_unit(lanes), value, splat(NOTHING));
+        }
+        most[r] = larger(most[r], value);
+        store(&score[r][(tile + v) * LANES], value);
       }
     }
   }
 
   // out[d .. d + 16 WIDTH) = fade * out + weights times values.
   template <int ROWS, int WIDTH>
-  void gather(Scratch& mine, int64_t first, const Block<T>& block,
+  void gather(Scratch& mine, int64_t first, const Block<T>& block, int tiles,
               const T (&weight)[ROWS][BLOCK_TOKENS], const f32x16 (&fade)[ROWS], int64_t d) {
     const int64_t dim = shape_.head_dim;
     f32x16 acc[ROWS][WIDTH];
@@ -167,7 +182,7 @@ class Attention {
 #pragma GCC unroll 4
       for (int v = 0; v < WIDTH; ++v)
         acc[r][v] = load(&mine.out[(first + r) * dim + d + v * LANES]) * fade[r];
-    for (int i = 0; i < block.tiles; ++i) {
+    for (int i = 0; i < tiles; ++i) {
       const uint32_t* values = block.values[i] + d;
       for (int step = 0; step < TILE_TOKENS / PAIR<T>; ++step, values += dim) {
         i32x16 many[WIDTH];
@@ -216,7 +231,7 @@ class Attention {
       float total = 0;
       for (int64_t i = 0; i < count; ++i) {
         Weight& part = weights_[at(i)];
-        part.most = exp2_of(splat(part.most - most))[0];  // from here on its share
+        part.most = exp2_of<float>(splat(part.most - most))[0];  // from here on its share
         total += part.sum * part.most;
       }
       T* to = out + (token * heads_ + head) * dim;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -42,8 +43,10 @@ def load(cache: Path, say: Callable[[str], None]) -> ctypes.CDLL:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{name}.lock"):
-            if not (cache / name).exists():
-                _compile(compiler, cache / name, say)
+            if (cache / name).exists():
+                with contextlib.suppress(OSError):  # damaged: made anew
+                    return ctypes.CDLL(str(cache / name))
+            _compile(compiler, cache / name, say)
             return _open(cache / name)
     except OSError as error:
         say(f"the kernels cannot be kept in {cache} ({error}); they are compiled for this run only")
@@ -118,5 +121,4 @@ def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        path.unlink(missing_ok=True)
-        raise KernelsError(f"{path} cannot be loaded ({error}); it was removed") from error
+        raise KernelsError(f"{path} cannot be loaded: {error}") from error

@@ -15,7 +15,7 @@
 namespace radix {
 
 constexpr int TILE_TOKENS = LANES;
-constexpr int BLOCK_TILES = 4;
+constexpr int BLOCK_TILES = 16;
 constexpr int BLOCK_TOKENS = BLOCK_TILES * TILE_TOKENS;
 
 struct KvShape {
@@ -67,7 +67,7 @@ inline void append(T* kv, const KvShape& shape, int64_t page, int64_t offset, in
   }
 }
 
-// Up to 64 tokens of one head, as the tiles that products read.
+// Up to BLOCK_TOKENS tokens of one head, as the tiles that products read.
 template <class T>
 struct Block {
   const uint32_t* keys[BLOCK_TILES];
@@ -114,7 +114,7 @@ inline Block<T> find_block(const T* kv, const KvShape& shape, const int32_t* pag
     }
     block.values[i] = reinterpret_cast<const uint32_t*>(value);
   }
-  for (int i = block.tiles; i < BLOCK_TILES; ++i) block.keys[i] = block.keys[0];
+  for (int i = block.tiles; i < BLOCK_TILES; ++i) block.keys[i] = block.keys[0];  // masked
   return block;
 }
 

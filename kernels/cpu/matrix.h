@@ -43,14 +43,19 @@ void pack(const T* from, int64_t columns, int64_t depth, uint32_t* to) {
 }
 
 // acc[r][v] = rows r of `a` times 16 v .. 16 v + 15 of each step's `WIDTH` vectors at `b`.
+// What lies `ahead` units behind is fetched meanwhile.
 template <class T, int ROWS, int WIDTH>
-inline void tile(const T* const* a, const uint32_t* b, int64_t steps, f32x16 (&acc)[ROWS][WIDTH]) {
+inline void tile(const T* const* a, const uint32_t* b, int64_t steps, int64_t ahead,
+                 f32x16 (&acc)[ROWS][WIDTH]) {
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < WIDTH; ++v) acc[r][v] = splat(0.0f);
   for (int64_t step = 0; step < steps; ++step, b += WIDTH * LANES) {
     i32x16 many[WIDTH];
 #pragma GCC unroll 8
-    for (int v = 0; v < WIDTH; ++v) many[v] = load_units(b + v * LANES);
+    for (int v = 0; v < WIDTH; ++v) {
+      many[v] = load_units(b + v * LANES);
+      prefetch(b + ahead + v * LANES);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
       const uint32_t one = unit_at(a[r] + step * PAIR<T>);
@@ -62,6 +67,8 @@ inline void tile(const T* const* a, const uint32_t* b, int64_t steps, f32x16 (&a
 
 constexpr int TILE_ROWS = 12;
 constexpr int BLOCK_ROWS = 8 * TILE_ROWS;
+constexpr int64_t NEAR = 1024;  // units: 4 KB ahead of what is being read
+constexpr int RUNS = 3;         // of panels that a thread takes, so that no core waits long
 
 // Call `body<ROWS>()` with the number of rows as a constant, so that a tile stays in registers.
 template <class Body>
@@ -82,40 +89,47 @@ inline void with_rows(int64_t rows, Body body) {
   }
 }
 
-// Call `body<ROWS>(pointers to the rows, first row)` for even tiles of rows [first, last): 13 rows
-// are 7 and 6, not 12 and 1.
+// Call `body<ROWS>(pointers to the rows, first row, ahead)` for even tiles of rows [first, last):
+// 13 rows are 7 and 6, not 12 and 1. The first tile brings its panel in; the others, which find it
+// in the cache, bring the next one.
 template <class T, class Body>
-inline void in_tiles(const T* a, int64_t stride, int64_t first, int64_t last, Body body) {
+inline void in_tiles(const T* a, int64_t stride, int64_t first, int64_t last, int64_t panel_units,
+                     Body body) {
+  int64_t ahead = NEAR;
   while (first < last) {
     const int64_t left = last - first;
     const int64_t tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t count = (left + tiles - 1) / tiles;
     const T* rows[TILE_ROWS];
     for (int64_t r = 0; r < count; ++r) rows[r] = a + (first + r) * stride;
-    with_rows(count, [&]<int ROWS>() { body.template operator()<ROWS>(rows, first); });
+    with_rows(count, [&]<int ROWS>() { body.template operator()<ROWS>(rows, first, ahead); });
     first += count;
+    ahead = panel_units;
   }
 }
 
 // `each(panel, first row, last row)` for all panels and blocks of rows, by all threads of a job;
-// ends with a barrier.
+// ends with a barrier. A thread takes runs of neighbouring panels, which it reads front to end.
 template <class Each>
 void over_panels(Pool& pool, int64_t columns, int64_t rows, Each each) {
-  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  pool.share(panels(columns) * blocks, [&](int64_t index) {
-    const int64_t first = index % blocks * BLOCK_ROWS;
-    each(index / blocks, first, std::min(rows, first + BLOCK_ROWS));
-  });
+  const int64_t count = panels(columns), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  const int64_t run = std::max<int64_t>(1, count * blocks / (RUNS * pool.threads()));
+  pool.share(count * blocks, [&](int64_t index) {
+    const int64_t first = index / count * BLOCK_ROWS;
+    each(index % count, first, std::min(rows, first + BLOCK_ROWS));
+  }, run);
 }
 
 // a [rows][stride] times `weight`: `put(row, column, values)` for each sixteen columns of a row.
 template <class T, class Put>
 void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<T>& weight,
              Put put) {
+  const int64_t steps = weight.steps();
   over_panels(pool, weight.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
-    in_tiles(a, stride, first, last, [&]<int ROWS>(const T* const* row, int64_t at) {
+    in_tiles(a, stride, first, last, steps * PANEL,
+             [&]<int ROWS>(const T* const* row, int64_t at, int64_t ahead) {
       f32x16 acc[ROWS][2];
-      tile<T, ROWS, 2>(row, weight.panel(panel), weight.steps(), acc);
+      tile<T, ROWS, 2>(row, weight.panel(panel), steps, ahead, acc);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
         put(at + r, panel * PANEL, acc[r][0]);
@@ -129,11 +143,13 @@ void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<
 template <class T, class Put>
 void twin_product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<T>& one,
                   const Packed<T>& other, Put put) {
+  const int64_t steps = one.steps();
   over_panels(pool, one.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
-    in_tiles(a, stride, first, last, [&]<int ROWS>(const T* const* row, int64_t at) {
+    in_tiles(a, stride, first, last, steps * PANEL,
+             [&]<int ROWS>(const T* const* row, int64_t at, int64_t ahead) {
       f32x16 left[ROWS][2], right[ROWS][2];
-      tile<T, ROWS, 2>(row, one.panel(panel), one.steps(), left);
-      tile<T, ROWS, 2>(row, other.panel(panel), other.steps(), right);
+      tile<T, ROWS, 2>(row, one.panel(panel), steps, ahead, left);
+      tile<T, ROWS, 2>(row, other.panel(panel), steps, ahead, right);
       for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < 2; ++v)
           put(at + r, panel * PANEL + v * LANES, left[r][v], right[r][v]);

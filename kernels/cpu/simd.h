@@ -19,6 +19,10 @@ constexpr int LANES = 16;
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 
+struct bf16 {
+  uint16_t bits;
+};
+
 inline f32x16 load(const float* from) {
   f32x16 value;
   std::memcpy(&value, from, sizeof value);
@@ -80,14 +84,35 @@ inline float largest(f32x16 v) {
 #endif
 }
 
-// 2^x for x <= 0, to about 2 units in the last place; 0 below -126.
-inline f32x16 exp2_of(f32x16 x) {
+// 2^f on [-1/2, 1/2], times 2^n; 0 where that is below the smallest normal number.
+inline f32x16 scaled_by_power(f32x16 p, f32x16 n) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32x16>(
+      _mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+#else
+  const i32x16 tiny = n < splat(-126.0f);
+  const i32x16 exponent = __builtin_convertvector(choose(tiny, splat(0.0f), n), i32x16) << 23;
+  return as_floats((as_ints(p) + exponent) & ~tiny);
+#endif
+}
+
+inline f32x16 nearest(f32x16 x) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32x16>(_mm512_roundscale_ps(reinterpret_cast<__m512>(x), 0));
+#else
   const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const i32x16 tiny = x < splat(-126.0f);
-  x = larger(x, splat(-126.0f));
-  const f32x16 shifted = x + magic;
-  const f32x16 f = x - (shifted - magic);
-  // Minimax coefficients of 2^f on [-1/2, 1/2].
+  const f32x16 rounded = (x + magic) - magic;
+  return choose(x < splat(-4194304.0f), splat(-4194304.0f), rounded);
+#endif
+}
+
+// 2^x for x <= 0, to the precision that T can hold.
+template <class T>
+inline f32x16 exp2_of(f32x16 x);
+
+template <>
+inline f32x16 exp2_of<float>(f32x16 x) {
+  const f32x16 n = nearest(x), f = x - n;
   f32x16 p = splat(1.53533e-4f);
   p = p * f + splat(1.3398874e-3f);
   p = p * f + splat(9.6184373e-3f);
@@ -95,8 +120,18 @@ inline f32x16 exp2_of(f32x16 x) {
   p = p * f + splat(2.4022648e-1f);
   p = p * f + splat(6.9314720e-1f);
   p = p * f + splat(1.0f);
-  const i32x16 scale = (as_ints(shifted) - as_ints(magic)) << 23;
-  return as_floats(as_ints(as_floats(as_ints(p) + scale)) & ~tiny);
+  return scaled_by_power(p, n);
+}
+
+// Three terms are right to 1e-4, a twentieth of what rounding to bfloat16 loses.
+template <>
+inline f32x16 exp2_of<bf16>(f32x16 x) {
+  const f32x16 n = nearest(x), f = x - n;
+  f32x16 p = splat(5.5171669e-2f);
+  p = p * f + splat(2.4261121e-1f);
+  p = p * f + splat(6.9326097e-1f);
+  p = p * f + splat(9.9992807e-1f);
+  return scaled_by_power(p, n);
 }
 
 constexpr float LOG2_E = 1.44269504f;
@@ -104,7 +139,7 @@ constexpr float LOG2_E = 1.44269504f;
 // e^-|x|: at most 1, so that nothing overflows.
 inline f32x16 exp_of_minus_size(f32x16 x) {
   const f32x16 size = as_floats(as_ints(x) & splat_unit(0x7fffffffu));
-  return exp2_of(splat(0.0f) - size * splat(LOG2_E));
+  return exp2_of<float>(splat(0.0f) - size * splat(LOG2_E));
 }
 
 inline f32x16 tanh_of(f32x16 x) {
@@ -120,10 +155,6 @@ inline f32x16 silu(f32x16 x) {
   const f32x16 numerator = choose(x > splat(0.0f), one, small);
   return x * numerator / (one + small);
 }
-
-struct bf16 {
-  uint16_t bits;
-};
 
 inline float to_float(bf16 value) {
   const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
@@ -158,6 +189,8 @@ inline void store_as(bf16* to, f32x16 value) {
 }
 
 inline void store_as(float* to, f32x16 value) { store(to, value); }
+
+inline void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
 
 // Operands are read in units of 32 bits: one float, or a pair of bfloat16.
 template <class T>

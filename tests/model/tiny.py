@@ -66,5 +66,10 @@ def model(config: PreTrainedConfig, *, seed: int = 0, std: float = 0.3) -> PreTr
 
 def write(directory: Path, family: str = "llama", *, seed: int = 0) -> Path:
     """A checkpoint of ``family``, a key of FAMILIES, in ``directory``, which is returned."""
-    model(FAMILIES[family](), seed=seed).save_pretrained(directory)
+    return save(directory, FAMILIES[family](), seed=seed)
+
+
+def save(directory: Path, config: PreTrainedConfig, *, seed: int = 0) -> Path:
+    """A checkpoint of ``config`` in ``directory``, which is returned."""
+    model(config, seed=seed).save_pretrained(directory)
     return directory

@@ -1,0 +1,151 @@
+"""The native decoder gives the logits of transformers, for every form that the family takes."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from radixserve.attention.arrays import paged_batch
+from radixserve.config import EngineConfig
+from radixserve.errors import ModelError
+from radixserve.model import native
+from radixserve.model.execution import executable
+from radixserve.model.kv_storage import KvStorage
+from radixserve.model.loader import describe
+from radixserve.scheduling.plan import Row, StepPlan
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import pack
+from tests.model import tiny
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 250,
+    "hidden_size": 48,
+    "intermediate_size": 90,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+FORMS: dict[str, PreTrainedConfig] = {
+    "sizes that fill no panel": LlamaConfig(**SMALL),
+    "tied embeddings": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "biases": LlamaConfig(**SMALL, attention_bias=True),
+    "large heads": LlamaConfig(**{**SMALL, "head_dim": 128}),
+    "one KV head": LlamaConfig(**{**SMALL, "num_key_value_heads": 1}),
+    "a KV head for each head": LlamaConfig(**{**SMALL, "num_key_value_heads": 6}),
+    "stretched positions": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE),
+    "biases of queries, keys and values": Qwen2Config(
+        **{**SMALL, "hidden_size": 96}, use_sliding_window=False
+    ),
+    "norms of queries and keys": Qwen3Config(**SMALL),
+    "layers that do not rotate": SmolLM3Config(**SMALL, no_rope_layers=[1, 1, 0, 1]),
+}
+PROMPT = [(29 * i * i + 3 * i + 5) % 250 for i in range(70)]
+
+
+def logits(directory: Path, prompt: list[int], **settings: Any) -> tuple[torch.Tensor, str]:
+    """Logits of all tokens of ``prompt``, in chunks of 50, and who computed them."""
+    config = EngineConfig(**{"dtype": "float32", "device": "cpu", "threads": 1, **settings})
+    model = executable(describe(directory, config), config)
+    storage = KvStorage(model.geometry, 20, config.page_size, torch.device("cpu"))
+    storage.kv.fill_(torch.nan)
+    run, pages, found = model.on(storage.kv), array("i", [7, 3, 11, 1, 15]), []
+    for start in range(0, len(prompt), 50):
+        row = Row("r", pack(prompt[start : start + 50]), start, pages, SamplingParams())
+        batch = paged_batch(StepPlan(1, [row]), config.page_size)
+        batch.sample_rows = torch.arange(len(batch.token_ids))
+        found.append(run(batch))
+    return torch.cat(found), model.name
+
+
+def expected(directory: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    plain = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        found: torch.Tensor = plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    return found.float()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_the_family_gives_the_logits_of_transformers(tmp_path: Path, form: str):
+    directory = tiny.save(tmp_path, FORMS[form])
+    found, name = logits(directory, PROMPT)
+    assert name.startswith("native decoder")
+    torch.testing.assert_close(found, expected(directory), atol=2e-4, rtol=2e-4)
+
+
+def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(tmp_path: Path):
+    directory = tiny.save(tmp_path, FORMS["sizes that fill no panel"])
+    truth = expected(directory)
+    found, name = logits(directory, PROMPT, dtype="bfloat16")
+    assert name.startswith("native decoder")
+    theirs = (expected(directory, torch.bfloat16) - truth).norm()
+    assert (found - truth).norm() < 1.2 * theirs
+
+
+def test_dummy_weights_are_those_that_transformers_draws(tmp_path: Path):
+    FORMS["tied embeddings"].save_pretrained(tmp_path)
+    settings = {"load_format": "dummy", "seed": 3}
+    found, name = logits(tmp_path, PROMPT, **settings)
+    other, other_name = logits(tmp_path, PROMPT, **settings, attention_backend="reference")
+    assert (name[:6], other_name[:12]) == ("native", "transformers")
+    torch.testing.assert_close(found, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (GemmaConfig(**SMALL), "gemma is none of"),
+        (LlamaConfig(**{**SMALL, "hidden_act": "gelu"}), "MLP"),
+        (LlamaConfig(**SMALL, mlp_bias=True), "MLP"),
+        (LlamaConfig(**{**SMALL, "head_dim": 24}), "head size of 24"),
+        (LlamaConfig(**{**SMALL, "hidden_size": 54}), "hidden size 54"),
+        (LlamaConfig(**{**SMALL, "num_key_value_heads": 4}), "6 heads"),
+        (LlamaConfig(**SMALL, quantization_config={"quant_method": "fp8"}), "quantized"),
+    ],
+)
+def test_what_it_cannot_run_it_leaves_to_transformers_with_a_reason(
+    config: PreTrainedConfig, reason: str
+):
+    assert reason in str(native.unfit(config, torch.float32))
+
+
+def test_half_precision_of_another_kind_is_left_to_transformers():
+    assert "float16" in str(native.unfit(FORMS["biases"], torch.float16))
+    assert native.unfit(FORMS["biases"], torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("change", ["missing", "odd"])
+def test_weights_that_are_not_the_models_are_refused_as_ever(tmp_path: Path, change: str):
+    directory = tiny.write(tmp_path)
+    weights = load_file(directory / "model.safetensors")
+    if change == "missing":
+        del weights["model.layers.1.mlp.up_proj.weight"]
+    else:
+        weights["model.layers.1.mlp.up_proj.bias"] = torch.zeros(96)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj"):
+        logits(directory, PROMPT)
