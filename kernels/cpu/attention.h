@@ -25,7 +25,8 @@ class Attention {
 
   // Prepare what all layers of a step share; called by one thread.
   void begin(const Batch& batch, bool together) {
-    Grouping(batch, sharers_, together, work_);
+    const int64_t enough = (4 * pool_.threads() + shape_.kv_heads - 1) / shape_.kv_heads;
+    Grouping(batch, sharers_, enough, together, work_);
     parts_.resize(work_.total_parts * heads_ * shape_.head_dim);
     weights_.resize(work_.total_parts * heads_);
     tokens_ = batch.tokens;

@@ -3,7 +3,8 @@
 // Rows that decode, and whose page rows begin alike, share a path in the radix tree. Each run of
 // pages that several rows have in common becomes one item of work for all of them, nested runs
 // included; what a row has for itself is its own item. Contexts are cut at multiples of SPLIT
-// tokens, so that without groups the result of a row does not depend on the batch around it.
+// tokens, but for long chunks of a prefill, which are work enough. Without groups they are always
+// cut, and the result of a row does not depend on the batch around it or on its chunks.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +46,10 @@ struct Work {
 
 class Grouping {
  public:
-  Grouping(const Batch& batch, int64_t sharers, bool together, Work& work)
-      : batch_(batch), block_(std::max<int64_t>(1, QUERIES / sharers)), work_(work) {
+  // `enough` items for one row keep all threads busy.
+  Grouping(const Batch& batch, int64_t sharers, int64_t enough, bool together, Work& work)
+      : batch_(batch), block_(std::max<int64_t>(1, QUERIES / sharers)),
+        enough_(together ? enough : INT64_MAX), work_(work) {
     work.items.clear();
     work.members.clear();
     work.slots.clear();
@@ -121,10 +124,11 @@ class Grouping {
   void add_row(int32_t row, int64_t from) {
     const int64_t count = new_tokens(row), end = context_of(row), first = batch_.qo_indptr[row];
     if (count == 1) work_.read_apart += end, work_.read_together += end - from;
+    const int64_t split = (count + block_ - 1) / block_ >= enough_ ? INT64_MAX : SPLIT;
     for (int64_t at = 0; at < count; at += block_) {
       const int64_t members = std::min(block_, count - at);
       const int64_t seen = end - count + at + members;
-      add(pages_of(row), from, seen, members, [&](int64_t i) { return first + at + i; });
+      add(pages_of(row), from, seen, split, members, [&](int64_t i) { return first + at + i; });
     }
   }
 
@@ -132,15 +136,16 @@ class Grouping {
     work_.read_together += end - from;
     for (size_t at = 0; at < rows.size(); at += block_) {
       const int64_t members = std::min<int64_t>(block_, rows.size() - at);
-      add(pages_of(rows[0]), from, end, members,
+      add(pages_of(rows[0]), from, end, SPLIT, members,
           [&](int64_t i) { return batch_.qo_indptr[rows[at + i]]; });
     }
   }
 
   template <class Token>
-  void add(const int32_t* pages, int64_t from, int64_t end, int64_t count, Token token) {
+  void add(const int32_t* pages, int64_t from, int64_t end, int64_t split, int64_t count,
+           Token token) {
     for (int64_t begin = from; begin < end;) {
-      const int64_t stop = std::min(end, (begin / SPLIT + 1) * SPLIT);
+      const int64_t stop = split == INT64_MAX ? end : std::min(end, (begin / split + 1) * split);
       const int64_t first = work_.members.size();
       // A part that nothing of a token's context lies in would be a part without a weight.
       int64_t skipped = 0;
@@ -168,7 +173,7 @@ class Grouping {
   }
 
   const Batch& batch_;
-  const int64_t block_;
+  const int64_t block_, enough_;
   Work& work_;
 };
 

@@ -43,8 +43,8 @@ void pack(const T* from, int64_t columns, int64_t depth, uint32_t* to) {
 }
 
 // acc[r][v] = rows r of `a` times 16 v .. 16 v + 15 of each step's `WIDTH` vectors at `b`.
-// What lies `ahead` units behind is fetched meanwhile.
-template <class T, int ROWS, int WIDTH>
+// With FETCH, what lies `ahead` units behind is brought into the cache meanwhile.
+template <class T, int ROWS, int WIDTH, bool FETCH>
 inline void tile(const T* const* a, const uint32_t* b, int64_t steps, int64_t ahead,
                  f32x16 (&acc)[ROWS][WIDTH]) {
   for (int r = 0; r < ROWS; ++r)
@@ -54,7 +54,7 @@ inline void tile(const T* const* a, const uint32_t* b, int64_t steps, int64_t ah
 #pragma GCC unroll 8
     for (int v = 0; v < WIDTH; ++v) {
       many[v] = load_units(b + v * LANES);
-      prefetch(b + ahead + v * LANES);
+      if constexpr (FETCH) prefetch(b + ahead + v * LANES);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
@@ -67,8 +67,8 @@ inline void tile(const T* const* a, const uint32_t* b, int64_t steps, int64_t ah
 
 constexpr int TILE_ROWS = 12;
 constexpr int BLOCK_ROWS = 8 * TILE_ROWS;
-constexpr int64_t NEAR = 1024;  // units: 4 KB ahead of what is being read
-constexpr int RUNS = 3;         // of panels that a thread takes, so that no core waits long
+constexpr int64_t NEAR = 1024;  // units: 4 KB
+constexpr int RUNS = 3;  // of panels that a thread takes, so that no core waits long
 
 // Call `body<ROWS>()` with the number of rows as a constant, so that a tile stays in registers.
 template <class Body>
@@ -89,22 +89,25 @@ inline void with_rows(int64_t rows, Body body) {
   }
 }
 
-// Call `body<ROWS>(pointers to the rows, first row, ahead)` for even tiles of rows [first, last):
-// 13 rows are 7 and 6, not 12 and 1. The first tile brings its panel in; the others, which find it
-// in the cache, bring the next one.
+// Call `body<ROWS, FETCH>(pointers to the rows, first row, ahead)` for even tiles of rows [first,
+// last): 13 rows are 7 and 6, not 12 and 1. Where one tile is all, reading the panel is all the
+// time, and the processor alone reads fastest. Where there are more, the first fetches what it is
+// about to read, and the others, which find the panel in the cache, the next panel.
 template <class T, class Body>
 inline void in_tiles(const T* a, int64_t stride, int64_t first, int64_t last, int64_t panel_units,
                      Body body) {
-  int64_t ahead = NEAR;
-  while (first < last) {
+  const bool one = last - first <= TILE_ROWS;
+  for (int64_t ahead = NEAR; first < last; ahead = panel_units) {
     const int64_t left = last - first;
     const int64_t tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t count = (left + tiles - 1) / tiles;
     const T* rows[TILE_ROWS];
     for (int64_t r = 0; r < count; ++r) rows[r] = a + (first + r) * stride;
-    with_rows(count, [&]<int ROWS>() { body.template operator()<ROWS>(rows, first, ahead); });
+    with_rows(count, [&]<int ROWS>() {
+      if (one) body.template operator()<ROWS, false>(rows, first, ahead);
+      else body.template operator()<ROWS, true>(rows, first, ahead);
+    });
     first += count;
-    ahead = panel_units;
   }
 }
 
@@ -127,9 +130,9 @@ void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<
   const int64_t steps = weight.steps();
   over_panels(pool, weight.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
     in_tiles(a, stride, first, last, steps * PANEL,
-             [&]<int ROWS>(const T* const* row, int64_t at, int64_t ahead) {
+             [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
       f32x16 acc[ROWS][2];
-      tile<T, ROWS, 2>(row, weight.panel(panel), steps, ahead, acc);
+      tile<T, ROWS, 2, FETCH>(row, weight.panel(panel), steps, ahead, acc);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
         put(at + r, panel * PANEL, acc[r][0]);
@@ -146,10 +149,10 @@ void twin_product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Pa
   const int64_t steps = one.steps();
   over_panels(pool, one.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
     in_tiles(a, stride, first, last, steps * PANEL,
-             [&]<int ROWS>(const T* const* row, int64_t at, int64_t ahead) {
+             [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
       f32x16 left[ROWS][2], right[ROWS][2];
-      tile<T, ROWS, 2>(row, one.panel(panel), steps, ahead, left);
-      tile<T, ROWS, 2>(row, other.panel(panel), steps, ahead, right);
+      tile<T, ROWS, 2, FETCH>(row, one.panel(panel), steps, ahead, left);
+      tile<T, ROWS, 2, FETCH>(row, other.panel(panel), steps, ahead, right);
       for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < 2; ++v)
           put(at + r, panel * PANEL + v * LANES, left[r][v], right[r][v]);

@@ -31,9 +31,7 @@ def sample(
 
     A row with a NaN or infinite logit (minus infinity, a token ruled out, is none) gets an error.
     """
-    likeliest = logits.argmax(-1, keepdim=True)  # NaN counts as the largest
-    finite = torch.isfinite(logits.gather(-1, likeliest)).flatten().tolist()
-    best = likeliest.flatten().tolist()
+    best, finite = _likeliest(logits)
     draws = [[_params(row), *(fork.sampling for fork in row.forks)] for row in rows]
     wanted = [
         i
@@ -52,6 +50,18 @@ def sample(
             tokens = [Sampled(token=best[i], error=error)] * len(draws[i])
         sampled.append(tuple(tokens))
     return sampled
+
+
+def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """Of each row the likeliest token, and whether its logit is a number; NaN is the largest."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        # On a CPU numpy is ten times as fast as torch at this, which comes with every token.
+        array = logits.numpy()
+        best = array.argmax(-1)
+        return best.tolist(), np.isfinite(array[np.arange(len(array)), best]).tolist()
+    likeliest = logits.argmax(-1, keepdim=True)
+    finite = torch.isfinite(logits.gather(-1, likeliest))
+    return likeliest.flatten().tolist(), finite.flatten().tolist()
 
 
 def uniform(seed: int, index: int) -> float:
