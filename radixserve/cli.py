@@ -11,7 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 
 import radixserve
-from radixserve.config import Backend, Device, Dtype, EngineConfig, LoadFormat, Policy
+from radixserve.config import (
+    Backend,
+    Device,
+    Dtype,
+    EngineConfig,
+    KvDtype,
+    LoadFormat,
+    Policy,
+)
 from radixserve.errors import ConfigError, ModelError, RadixServeError
 from radixserve.terminal.chat import chat
 from radixserve.terminal.plan import plan
@@ -117,6 +125,14 @@ def serve(
         int | None,
         option("--threads", panel=MODEL, help="CPU threads.", show_default="one a core"),
     ] = None,
+    kv_cache_dtype: Annotated[
+        KvDtype,
+        option(
+            "--kv-cache-dtype",
+            panel=MEMORY,
+            help="auto: the model's; the others keep KV in 8 bits, half the memory.",
+        ),
+    ] = DEFAULTS.kv_cache_dtype,
     attention_backend: Annotated[
         Backend,
         option(
@@ -215,6 +231,7 @@ def serve(
             load_format=load_format,
             dtype=dtype,
             device=device,
+            kv_cache_dtype=kv_cache_dtype,
             attention_backend=attention_backend,
             cascade_attention=not no_cascade_attention,
             seed=seed,

@@ -11,12 +11,14 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
+KvDtype = Literal["auto", "fp8_e4m3", "int8"]
 Backend = Literal["auto", "native", "reference"]
 
 CHOICES = {
     "load_format": get_args(LoadFormat),
     "dtype": get_args(Dtype),
     "device": get_args(Device),
+    "kv_cache_dtype": get_args(KvDtype),
     "attention_backend": get_args(Backend),
     "scheduling_policy": get_args(Policy),
 }
@@ -42,6 +44,8 @@ class EngineConfig:
     dtype: Dtype = "auto"
     """auto: bfloat16 where the hardware has it, else float32."""
     device: Device = "auto"
+    kv_cache_dtype: KvDtype = "auto"
+    """auto: that of the model; the others keep KV in 8 bits, with a scale a token and head."""
     attention_backend: Backend = "auto"
     """auto: native kernels, for the whole decoder where they have its architecture; native: those
     for attention only; reference: plain torch."""

@@ -83,7 +83,7 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
     arguments += " --max-num-batched-tokens 50 --long-prefill-token-threshold 20"
     arguments += " --no-prefix-cache --scheduling-policy priority --max-queue 5"
     arguments += " --chat-template c.jinja --threads 2 --seed 7"
-    arguments += " --attention-backend native --no-cascade-attention"
+    arguments += " --kv-cache-dtype int8 --attention-backend native --no-cascade-attention"
     code, _, errors = invoke(*arguments.split())
     assert (code, errors) == (0, "")
     assert config == [
@@ -94,6 +94,7 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
             load_format="dummy",
             dtype="float32",
             device="cpu",
+            kv_cache_dtype="int8",
             attention_backend="native",
             cascade_attention=False,
             page_size=8,
@@ -128,7 +129,7 @@ def test_a_setting_that_cannot_work_is_one_line(config: list[EngineConfig]):
 @pytest.mark.parametrize(
     "option",
     [
-        "--kv-cache-dtype=fp8",
+        "--kv-cache-dtype=nvfp4",
         "--dtype=fp8",
         "--enable-lora",
         "--lora-modules=a=b",

@@ -73,7 +73,7 @@ struct TypedAttention final : AnyAttention {
       pool.share(tokens, [&](int64_t token) {
         for (int64_t head = 0; head < shape.kv_heads; ++head) {
           const int64_t at = (token * shape.kv_heads + head) * shape.head_dim;
-          radix::append(static_cast<T*>(kv), shape, pages[token], offsets[token], head, keys + at,
+          radix::append(static_cast<uint8_t*>(kv), shape, pages[token], offsets[token], head, keys + at,
                         values + at);
         }
       });
@@ -81,7 +81,7 @@ struct TypedAttention final : AnyAttention {
   }
   void run(const void* kv, const void* query, void* out, float scale, float soft_cap) override {
     pool.run([&](int thread) {
-      attention.run(thread, static_cast<const T*>(kv), static_cast<const T*>(query),
+      attention.run(thread, static_cast<const uint8_t*>(kv), static_cast<const T*>(query),
                     static_cast<T*>(out), scale, soft_cap);
     });
   }
@@ -121,6 +121,14 @@ const char* radix_features() {
 #endif
 }
 
+// Bytes of a KV page of one layer.
+int64_t radix_page_bytes(int64_t pair, int64_t page_size, int64_t kv_heads, int64_t head_dim,
+                         int64_t code) {
+  return (pair == 1 ? kv_shape<float>(page_size, kv_heads, head_dim, code)
+                    : kv_shape<bf16>(page_size, kv_heads, head_dim, code))
+      .page_bytes();
+}
+
 int64_t radix_packed_units(int64_t columns, int64_t depth, int64_t pair) {
   return panels(columns) * PANEL * (depth / pair);
 }
@@ -138,11 +146,14 @@ void radix_multiply(int64_t threads, const void* a, int64_t rows, const uint32_t
 }
 
 AnyAttention* radix_attention_new(int64_t threads, int64_t pair, int64_t page_size,
-                                  int64_t kv_heads, int64_t head_dim, int64_t heads) {
-  const KvShape shape{page_size, kv_heads, head_dim};
+                                  int64_t kv_heads, int64_t head_dim, int64_t code,
+                                  int64_t heads) {
   const int count = static_cast<int>(threads);
-  if (pair == 1) return new TypedAttention<float>(count, shape, heads);
-  return new TypedAttention<bf16>(count, shape, heads);
+  if (pair == 1)
+    return new TypedAttention<float>(count, kv_shape<float>(page_size, kv_heads, head_dim, code),
+                                     heads);
+  return new TypedAttention<bf16>(count, kv_shape<bf16>(page_size, kv_heads, head_dim, code),
+                                  heads);
 }
 
 void radix_attention_free(AnyAttention* attention) { delete attention; }

@@ -37,7 +37,7 @@ class Attention {
   // Attention of `query` into `out`, both [tokens][heads * head_dim], over one layer's `kv`.
   // Scores are multiplied by `scale` and, with a `soft_cap` above 0, bent to soft_cap *
   // tanh(score / soft_cap). Called by every thread of a job; ends with a barrier.
-  void run(int thread, const T* kv, const T* query, T* out, float scale, float soft_cap) {
+  void run(int thread, const uint8_t* kv, const T* query, T* out, float scale, float soft_cap) {
     const int64_t units = work_.items.size() * shape_.kv_heads;
     pool_.share(units, [&](int64_t unit) {
       attend(scratch_[thread], kv, query, out, {scale, soft_cap},
@@ -64,15 +64,15 @@ class Attention {
 
   struct Scratch {
     Scratch(int64_t queries, int64_t head_dim)
-        : query(queries * head_dim), own(2 * BLOCK_TOKENS * head_dim), sums(queries * LANES),
-          most(queries), visible(queries), out(queries * head_dim) {}
-    std::vector<T> query, own;
+        : query(queries * head_dim), shelf(head_dim), sums(queries * LANES), most(queries), visible(queries), out(queries * head_dim) {}
+    std::vector<T> query;
+    Shelf<T> shelf;
     std::vector<float> sums, most;
     std::vector<int64_t> visible;
     std::vector<float> out;
   };
 
-  void attend(Scratch& mine, const T* kv, const T* query, T* out, Bend bend, const Item& item,
+  void attend(Scratch& mine, const uint8_t* kv, const T* query, T* out, Bend bend, const Item& item,
               int64_t head) {
     const int64_t dim = shape_.head_dim, queries = item.count * sharers_;
     for (int64_t i = 0; i < item.count; ++i) {
@@ -85,10 +85,10 @@ class Attention {
     std::fill_n(mine.most.begin(), queries, NOTHING);
     std::fill_n(mine.sums.begin(), queries * LANES, 0.0f);
     std::fill_n(mine.out.begin(), queries * dim, 0.0f);
+    Finder<T> finder(kv, shape_, item.pages, head, mine.shelf);
     for (int64_t at = item.begin; at < item.end; at += BLOCK_TOKENS) {
       const int64_t end = std::min(item.end, at + BLOCK_TOKENS);
-      const Block<T> block =
-          find_block(kv, shape_, item.pages, head, at, end, mine.own.data());
+      const Block<T> block = finder.block(at, end);
       for (int64_t first = 0; first < queries; first += QUERY_ROWS) {
         const int64_t count = std::min<int64_t>(QUERY_ROWS, queries - first);
         // Queries are in order of position: the last one sees most.
@@ -126,6 +126,7 @@ class Attention {
         f32x16 p = exp2_of<T>(load(&score[r][v * LANES]) - splat(now));
         if (now == NOTHING) p = splat(0.0f);  // it sees nothing of this block, nor of any before
         total += p;
+        if (block.value_scales) p *= load(block.value_scales + v * LANES);
         store_as(&weight[r][v * LANES], p);
       }
       float* sums = &mine.sums[(first + r) * LANES];
@@ -161,7 +162,9 @@ class Attention {
     for (int r = 0; r < ROWS; ++r) {
       const int64_t in_sight = seen(r) - tile * LANES;
       for (int v = 0; v < SCORE_TILES; ++v) {
-        f32x16 value = bend(acc[r][v]);
+        f32x16 value = acc[r][v];
+        if (block.key_scales) value *= load(block.key_scales + (tile + v) * LANES);
+        value = bend(value);
         if (in_sight < (v + 1) * LANES) {
           const int lanes = static_cast<int>(std::clamp<int64_t>(in_sight - v * LANES, 0, LANES));
           value = choose(COUNTING < splat_unit(lanes), value, splat(NOTHING));

@@ -27,7 +27,7 @@ struct Layer {
 };
 
 struct Shape {
-  int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, page_size;
+  int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, page_size, code;
   float norm_epsilon, scale;
 };
 
@@ -41,7 +41,7 @@ struct Step {
   const int64_t* sampled;       // [samples]: tokens whose logits are wanted
   int64_t samples;
   void* kv;                     // [layers][pages of the pool][page]
-  int64_t layer_elements;       // of kv
+  int64_t layer_bytes;          // of kv
   float* logits;                // [samples][vocabulary, rounded up to a panel]
   bool together;                // read what rows share once
 };
@@ -50,7 +50,7 @@ template <class T>
 class Decoder {
  public:
   Decoder(Pool& pool, const Shape& shape, Packed<T> head, const T* embedding, const float* norm)
-      : pool_(pool), shape_(shape), kv_{shape.page_size, shape.kv_heads, shape.head_dim},
+      : pool_(pool), shape_(shape), kv_(kv_shape<T>(shape.page_size, shape.kv_heads, shape.head_dim, shape.code)),
         head_(head), embedding_(embedding), norm_(norm), attention_(pool, kv_, shape.heads) {}
 
   std::vector<Layer<T>> layers;
@@ -90,7 +90,7 @@ class Decoder {
     });
     for (size_t index = 0; index < layers.size(); ++index) {
       const Layer<T>& layer = layers[index];
-      T* kv = static_cast<T*>(step.kv) + index * step.layer_elements;
+      uint8_t* kv = static_cast<uint8_t*>(step.kv) + index * step.layer_bytes;
       attend(thread, step, layer, kv);
       norm_rows(tokens, layer.mlp_norm);
       twin_product(pool_, normed_.data(), shape_.hidden, tokens, layer.gate, layer.up,
@@ -109,7 +109,7 @@ class Decoder {
             });
   }
 
-  void attend(int thread, const Step& step, const Layer<T>& layer, T* kv) {
+  void attend(int thread, const Step& step, const Layer<T>& layer, uint8_t* kv) {
     const int64_t tokens = step.batch.tokens, stride = width(qkv_columns());
     product(pool_, normed_.data(), shape_.hidden, tokens, layer.qkv,
             [&](int64_t row, int64_t column, f32x16 values) {
@@ -169,7 +169,7 @@ class Decoder {
   }
 
   // Rotate one token's queries and keys and put its keys and values into their slots.
-  void place(const Step& step, const Layer<T>& layer, T* kv, int64_t token, float* row) {
+  void place(const Step& step, const Layer<T>& layer, uint8_t* kv, int64_t token, float* row) {
     const int64_t dim = shape_.head_dim;
     const float* cosines = step.cosines + token * dim / 2;
     const float* sines = step.sines + token * dim / 2;

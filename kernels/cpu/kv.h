@@ -8,7 +8,15 @@
 //
 // so that attention reads pages in place. Other page sizes keep them token by token, and attention
 // copies them into tiles as it goes.
+//
+// KV in 8 bits keeps one byte an element in the same order, and behind them, for each head, one
+// fp32 scale a token for its key and one for its value. A scale is that token's own, so that it
+// never depends on what was appended before or after.
 #pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "simd.h"
 
@@ -18,52 +26,136 @@ constexpr int TILE_TOKENS = LANES;
 constexpr int BLOCK_TILES = 16;
 constexpr int BLOCK_TOKENS = BLOCK_TILES * TILE_TOKENS;
 
+enum class Code : int64_t { none, int8, e4m3 };
+
+inline float largest_of(Code code) { return code == Code::int8 ? 127.0f : 448.0f; }
+
 struct KvShape {
   int64_t page_size;
   int64_t kv_heads;
   int64_t head_dim;
+  Code code;
+  int64_t element;  // bytes
 
   bool tiled() const { return page_size % TILE_TOKENS == 0; }
-  int64_t head_elements() const { return page_size * head_dim; }
-  int64_t page_elements() const { return 2 * kv_heads * head_elements(); }
+  bool scaled() const { return code != Code::none; }
+  int64_t head_bytes() const { return page_size * head_dim * element; }
+  int64_t scales_at() const { return 2 * kv_heads * head_bytes(); }
+  int64_t page_bytes() const {
+    return scales_at() + (scaled() ? 2 * kv_heads * page_size * 4 : 0);
+  }
+  // Heads of keys, then heads of values.
+  const uint8_t* codes(const uint8_t* kv, int64_t page, int64_t head) const {
+    return kv + page * page_bytes() + head * head_bytes();
+  }
+  const float* scales(const uint8_t* kv, int64_t page, int64_t head) const {
+    return reinterpret_cast<const float*>(kv + page * page_bytes() + scales_at()) +
+           head * page_size;
+  }
 };
 
 template <class T>
-inline const T* keys_of(const T* kv, const KvShape& shape, int64_t page, int64_t head) {
-  return kv + page * shape.page_elements() + head * shape.head_elements();
+KvShape kv_shape(int64_t page_size, int64_t kv_heads, int64_t head_dim, int64_t code) {
+  return {page_size, kv_heads, head_dim, static_cast<Code>(code),
+          code ? int64_t{1} : static_cast<int64_t>(sizeof(T))};
 }
 
-template <class T>
-inline const T* values_of(const T* kv, const KvShape& shape, int64_t page, int64_t head) {
-  return keys_of(kv, shape, page, shape.kv_heads + head);
+// Put one token of one head into lane `lane` of a tile of E, whose units hold `pair` elements.
+template <class E>
+inline void put_key(E* tile, int64_t lane, int64_t head_dim, int pair, const E* key) {
+  for (int64_t d = 0; d < head_dim; d += pair)
+    for (int i = 0; i < pair; ++i) tile[d * TILE_TOKENS + lane * pair + i] = key[d + i];
 }
 
-// Put one token of one head into lane `lane` of a tile.
-template <class T>
-inline void put_key(T* tile, int64_t lane, int64_t head_dim, const T* key) {
-  for (int64_t d = 0; d < head_dim; d += PAIR<T>)
-    std::memcpy(tile + (d * TILE_TOKENS + lane * PAIR<T>), key + d, sizeof(uint32_t));
+template <class E>
+inline void put_value(E* tile, int64_t lane, int64_t head_dim, int pair, const E* value) {
+  E* to = tile + lane / pair * pair * head_dim + lane % pair;
+  for (int64_t d = 0; d < head_dim; ++d) to[d * pair] = value[d];
 }
 
+template <class E>
+inline void put(const KvShape& shape, uint8_t* head, int64_t offset, bool is_key, int pair,
+                const E* vector) {
+  E* to = reinterpret_cast<E*>(head);
+  if (!shape.tiled()) {
+    std::memcpy(to + offset * shape.head_dim, vector, shape.head_dim * sizeof(E));
+    return;
+  }
+  to += offset / TILE_TOKENS * TILE_TOKENS * shape.head_dim;
+  if (is_key) put_key(to, offset % TILE_TOKENS, shape.head_dim, pair, vector);
+  else put_value(to, offset % TILE_TOKENS, shape.head_dim, pair, vector);
+}
+
+// The nearest code of a value between -448 and 448: four bits of exponent, three of mantissa
+// (Micikevicius et al., "FP8 formats for deep learning", 2022).
+inline uint8_t to_e4m3(float value) {
+  uint32_t bits;
+  const float small = value * 0x1p-120f;  // the exponent's bias becomes that of the code
+  std::memcpy(&bits, &small, sizeof bits);
+  const uint32_t size = bits & 0x7fffffffu;
+  const uint32_t code = (size + 0x7ffffu + ((size >> 20) & 1)) >> 20;
+  return static_cast<uint8_t>(std::min(code, 0x7eu) | ((bits >> 24) & 0x80u));
+}
+
+inline float from_e4m3(uint8_t code) {
+  const uint32_t bits = static_cast<uint32_t>(code & 0x7f) << 20;
+  float small;
+  std::memcpy(&small, &bits, sizeof small);
+  return (code & 0x80 ? -small : small) * 0x1p120f;
+}
+
+// Codes of one token's key or value; returns its scale.
 template <class T>
-inline void put_value(T* tile, int64_t lane, int64_t head_dim, const T* value) {
-  T* to = tile + lane / PAIR<T> * PAIR<T> * head_dim + lane % PAIR<T>;
-  for (int64_t d = 0; d < head_dim; ++d) to[d * PAIR<T>] = value[d];
+inline float encode(Code code, const T* from, int64_t size, uint8_t* to) {
+  float most = 0, total = 0;
+  for (int64_t d = 0; d < size; ++d) {
+    most = std::max(most, std::abs(to_float(from[d])));
+    total += to_float(from[d]);
+  }
+  if (!std::isfinite(total)) {
+    // What is no number stays none, so that whoever reads it notices.
+    std::fill_n(to, size, uint8_t{0});
+    return std::nanf("");
+  }
+  const float share = most > 0 ? largest_of(code) / most : 0.0f;
+  for (int64_t d = 0; d < size; ++d) {
+    const float value = to_float(from[d]) * share;
+    to[d] = code == Code::int8 ? static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(value)))
+                               : to_e4m3(value);
+  }
+  return most / largest_of(code);
+}
+
+// Sixteen codes as numbers, without their scale.
+inline f32x16 decode(Code code, const uint8_t* from) {
+  typedef uint8_t u8x16 __attribute__((vector_size(16)));
+  typedef int8_t i8x16 __attribute__((vector_size(16)));
+  u8x16 codes;
+  std::memcpy(&codes, from, sizeof codes);
+  if (code == Code::int8)
+    return __builtin_convertvector(__builtin_convertvector(reinterpret_cast<i8x16>(codes), i32x16),
+                                   f32x16);
+  const i32x16 wide = __builtin_convertvector(codes, i32x16);
+  const f32x16 size = as_floats((wide & 0x7f) << 20) * splat(0x1p120f);
+  return as_floats(as_ints(size) | ((wide & 0x80) << 24));
 }
 
 // Write the key and the value of one token and head to its slot.
 template <class T>
-inline void append(T* kv, const KvShape& shape, int64_t page, int64_t offset, int64_t head,
+inline void append(uint8_t* kv, const KvShape& shape, int64_t page, int64_t offset, int64_t head,
                    const T* key, const T* value) {
-  T* keys = const_cast<T*>(keys_of(kv, shape, page, head));
-  T* values = const_cast<T*>(values_of(kv, shape, page, head));
-  if (shape.tiled()) {
-    const int64_t tile = offset / TILE_TOKENS * TILE_TOKENS * shape.head_dim;
-    put_key(keys + tile, offset % TILE_TOKENS, shape.head_dim, key);
-    put_value(values + tile, offset % TILE_TOKENS, shape.head_dim, value);
-  } else {
-    std::memcpy(keys + offset * shape.head_dim, key, shape.head_dim * sizeof(T));
-    std::memcpy(values + offset * shape.head_dim, value, shape.head_dim * sizeof(T));
+  for (const bool is_key : {true, false}) {
+    const T* from = is_key ? key : value;
+    const int64_t row = is_key ? head : shape.kv_heads + head;
+    uint8_t* to = const_cast<uint8_t*>(shape.codes(kv, page, row));
+    if (!shape.scaled()) {
+      put(shape, to, offset, is_key, PAIR<T>, from);
+      continue;
+    }
+    uint8_t codes[512];
+    const_cast<float*>(shape.scales(kv, page, row))[offset] =
+        encode(shape.code, from, shape.head_dim, codes);
+    put(shape, to, offset, is_key, PAIR<T>, codes);
   }
 }
 
@@ -73,49 +165,109 @@ struct Block {
   const uint32_t* keys[BLOCK_TILES];
   const uint32_t* values[BLOCK_TILES];
   int tiles;
+  const float* key_scales = nullptr;  // [BLOCK_TOKENS], or none
+  const float* value_scales = nullptr;
 };
 
-// Find tokens [first, last) of a sequence; `own` holds 2 * BLOCK_TOKENS * head_dim elements.
-// Slots behind `last` are never read as numbers: they may hold anything.
+// Where `find_block` puts what cannot be read in place.
 template <class T>
-inline Block<T> find_block(const T* kv, const KvShape& shape, const int32_t* pages, int64_t head,
-                           int64_t first, int64_t last, T* own) {
-  Block<T> block;
-  const int64_t size = TILE_TOKENS * shape.head_dim;
-  T* own_values = own + BLOCK_TILES * size;
-  block.tiles = static_cast<int>((last - first + TILE_TOKENS - 1) / TILE_TOKENS);
-  for (int i = 0; i < block.tiles; ++i) {
-    const int64_t at = first + i * TILE_TOKENS;
-    const int64_t used = last - at < TILE_TOKENS ? last - at : TILE_TOKENS;
-    T* key = own + i * size;
-    T* value = own_values + i * size;
-    if (shape.tiled()) {
-      const int64_t place = at % shape.page_size * shape.head_dim;
-      const T* stored_key = keys_of(kv, shape, pages[at / shape.page_size], head) + place;
-      const T* stored_value = values_of(kv, shape, pages[at / shape.page_size], head) + place;
-      block.keys[i] = reinterpret_cast<const uint32_t*>(stored_key);
-      block.values[i] = reinterpret_cast<const uint32_t*>(stored_value);
-      if (used == TILE_TOKENS) continue;
-      // Scores of unused slots are replaced; but 0 times the NaN of an unused value is still NaN.
-      std::memcpy(value, stored_value, size * sizeof(T));
-      for (int64_t lane = used; lane < TILE_TOKENS; ++lane) {
-        T* to = value + lane / PAIR<T> * PAIR<T> * shape.head_dim + lane % PAIR<T>;
-        for (int64_t d = 0; d < shape.head_dim; ++d) to[d * PAIR<T>] = narrow<T>(0.0f);
-      }
-    } else {
-      std::memset(value, 0, size * sizeof(T));
-      for (int64_t lane = 0; lane < used; ++lane) {
-        const int64_t page = pages[(at + lane) / shape.page_size];
-        const int64_t place = (at + lane) % shape.page_size * shape.head_dim;
-        put_key(key, lane, shape.head_dim, keys_of(kv, shape, page, head) + place);
-        put_value(value, lane, shape.head_dim, values_of(kv, shape, page, head) + place);
-      }
-      block.keys[i] = reinterpret_cast<const uint32_t*>(key);
+struct Shelf {
+  explicit Shelf(int64_t head_dim)
+      : keys(BLOCK_TOKENS * head_dim), values(BLOCK_TOKENS * head_dim), scales(2 * BLOCK_TOKENS) {}
+  std::vector<T> keys, values;
+  std::vector<float> scales;
+};
+
+// Find tokens [first, last) of a sequence. Slots behind `last` are never read as numbers: they may
+// hold anything.
+template <class T>
+class Finder {
+ public:
+  Finder(const uint8_t* kv, const KvShape& shape, const int32_t* pages, int64_t head,
+         Shelf<T>& shelf)
+      : kv_(kv), shape_(shape), pages_(pages), head_(head), shelf_(shelf) {}
+
+  Block<T> block(int64_t first, int64_t last) {
+    Block<T> found;
+    found.tiles = static_cast<int>((last - first + TILE_TOKENS - 1) / TILE_TOKENS);
+    for (int i = 0; i < found.tiles; ++i) {
+      const int64_t at = first + i * TILE_TOKENS;
+      const int64_t used = std::min<int64_t>(TILE_TOKENS, last - at);
+      found.keys[i] = tile(i, at, used, true);
+      found.values[i] = tile(i, at, used, false);
     }
-    block.values[i] = reinterpret_cast<const uint32_t*>(value);
+    for (int i = found.tiles; i < BLOCK_TILES; ++i) found.keys[i] = found.keys[0];  // masked
+    if (shape_.scaled()) {
+      std::fill_n(shelf_.scales.begin(), 2 * BLOCK_TOKENS, 0.0f);
+      for (int64_t i = 0; i < last - first; ++i) {
+        shelf_.scales[i] = scale(first + i, head_);
+        shelf_.scales[BLOCK_TOKENS + i] = scale(first + i, shape_.kv_heads + head_);
+      }
+      found.key_scales = shelf_.scales.data();
+      found.value_scales = found.key_scales + BLOCK_TOKENS;
+    }
+    return found;
   }
-  for (int i = block.tiles; i < BLOCK_TILES; ++i) block.keys[i] = block.keys[0];  // masked
-  return block;
-}
+
+ private:
+  float scale(int64_t token, int64_t row) const {
+    return shape_.scales(kv_, pages_[token / shape_.page_size], row)[token % shape_.page_size];
+  }
+
+  const uint8_t* stored(int64_t token, bool is_key) const {
+    const int64_t row = is_key ? head_ : shape_.kv_heads + head_;
+    return shape_.codes(kv_, pages_[token / shape_.page_size], row) +
+           token % shape_.page_size * shape_.head_dim * shape_.element;
+  }
+
+  const uint32_t* tile(int i, int64_t at, int64_t used, bool is_key) {
+    const int64_t size = TILE_TOKENS * shape_.head_dim;
+    T* own = (is_key ? shelf_.keys : shelf_.values).data() + i * size;
+    if (!shape_.tiled()) {
+      copy_tokens(own, at, used, is_key);
+    } else if (shape_.scaled()) {
+      const uint8_t* codes = stored(at, is_key);
+      for (int64_t d = 0; d < size; d += LANES) store_as(own + d, decode(shape_.code, codes + d));
+      if (!is_key) clear(own, used);
+    } else {
+      const T* from = reinterpret_cast<const T*>(stored(at, is_key));
+      // Scores of unused slots are replaced; but 0 times the NaN of an unused value is still NaN.
+      if (is_key || used == TILE_TOKENS) return reinterpret_cast<const uint32_t*>(from);
+      std::memcpy(own, from, size * sizeof(T));
+      clear(own, used);
+    }
+    return reinterpret_cast<const uint32_t*>(own);
+  }
+
+  // Zeros in a tile of values behind the first `used` tokens.
+  void clear(T* values, int64_t used) const {
+    for (int64_t lane = used; lane < TILE_TOKENS; ++lane) {
+      T* to = values + lane / PAIR<T> * PAIR<T> * shape_.head_dim + lane % PAIR<T>;
+      for (int64_t d = 0; d < shape_.head_dim; ++d) to[d * PAIR<T>] = narrow<T>(0.0f);
+    }
+  }
+
+  void copy_tokens(T* own, int64_t at, int64_t used, bool is_key) const {
+    std::fill_n(own, TILE_TOKENS * shape_.head_dim, narrow<T>(0.0f));
+    alignas(64) T decoded[512];
+    for (int64_t lane = 0; lane < used; ++lane) {
+      const uint8_t* from = stored(at + lane, is_key);
+      const T* token = reinterpret_cast<const T*>(from);
+      if (shape_.scaled()) {
+        for (int64_t d = 0; d < shape_.head_dim; d += LANES)
+          store_as(decoded + d, decode(shape_.code, from + d));
+        token = decoded;
+      }
+      if (is_key) put_key(own, lane, shape_.head_dim, PAIR<T>, token);
+      else put_value(own, lane, shape_.head_dim, PAIR<T>, token);
+    }
+  }
+
+  const uint8_t* const kv_;
+  const KvShape& shape_;
+  const int32_t* const pages_;
+  const int64_t head_;
+  Shelf<T>& shelf_;
+};
 
 }  // namespace radix

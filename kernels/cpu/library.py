@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from radixserve.kernels.cpu.weights import Arena, DecoderShape, LayerWeights, Packed, check_heads
+
+from radixserve.kernels.cpu.weights import (
+    CODES,
+    Arena,
+    DecoderShape,
+    LayerWeights,
+    Packed,
+    PageForm,
+    check_heads,
+)
 
 
 class _Batch(Structure):
@@ -35,7 +44,7 @@ class _Step(Structure):
         ("sampled", c_void_p),
         ("samples", c_int64),
         ("kv", c_void_p),
-        ("layer_elements", c_int64),
+        ("layer_bytes", c_int64),
         ("logits", c_void_p),
         ("together", c_bool),
     )
@@ -51,6 +60,7 @@ class _Shape(Structure):
         ("inner", c_int64),
         ("vocabulary", c_int64),
         ("page_size", c_int64),
+        ("code", c_int64),
         ("norm_epsilon", c_float),
         ("scale", c_float),
     )
@@ -74,7 +84,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p),
     ),
-    "radix_attention_new": (c_void_p, (c_int64,) * 6),
+    "radix_page_bytes": (c_int64, (c_int64,) * 5),
+    "radix_attention_new": (c_void_p, (c_int64,) * 7),
     "radix_attention_free": (None, (c_void_p,)),
     "radix_attention_begin": (None, (c_void_p, POINTER(_Batch), c_int64)),
     "radix_attention_append": (None, (c_void_p,) * 4 + (c_int64, c_void_p, c_void_p)),
@@ -131,9 +142,19 @@ class CpuKernels:
         )  # fmt: skip
         return out[:, : weight.columns]
 
-    def attention(self, kv: torch.Tensor, heads: int, *, threads: int) -> NativeAttention:
-        """Attention over ``kv``, [layers, pages, 2, page_size, kv_heads, head_dim]."""
-        return NativeAttention(self._library, kv, heads, threads)
+    def page_bytes(self, form: PageForm) -> int:
+        """Bytes of a KV page of one layer."""
+        size: int = self._library.radix_page_bytes(
+            _pair(form.dtype), form.page_size, form.kv_heads, form.head_dim, CODES[form.code]
+        )
+        return size
+
+    def attention(
+        self, kv: torch.Tensor, form: PageForm, heads: int, *, threads: int
+    ) -> NativeAttention:
+        """Attention over ``kv``, [layers, pages, ...], whose pages have ``form``."""
+        _check_pages(kv, self.page_bytes(form))
+        return NativeAttention(self._library, kv, form, heads, threads)
 
     def decoder(
         self,
@@ -143,12 +164,12 @@ class CpuKernels:
         embedding: torch.Tensor | None,
         norm: torch.Tensor,
         *,
-        page_size: int,
+        pages: PageForm,
         threads: int,
     ) -> NativeDecoder:
         """A decoder; without ``embedding`` ([vocabulary, hidden]) it is tied to ``head``."""
         weights = (layers, head, embedding, norm)
-        return NativeDecoder(self._library, shape, weights, page_size, threads)
+        return NativeDecoder(self._library, shape, weights, pages, self.page_bytes(pages), threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +198,16 @@ class StepArrays:
 class NativeAttention:
     """Causal paged attention, shared prefixes read once; one step at a time."""
 
-    def __init__(self, library: ctypes.CDLL, kv: torch.Tensor, heads: int, threads: int):
-        _, _, _, page_size, kv_heads, head_dim = kv.shape
-        check_heads(heads, kv_heads, head_dim)
-        self._library, self._kv = library, kv
+    def __init__(
+        self, library: ctypes.CDLL, kv: torch.Tensor, form: PageForm, heads: int, threads: int
+    ):
+        check_heads(heads, form.kv_heads, form.head_dim)
+        self._library, self._kv, self._form, self._heads = library, kv, form, heads
         self._arrays: StepArrays | None = None
-        self._form = (kv_heads, head_dim)
-        self._heads = heads
         self._handle = library.radix_attention_new(
-            threads, _pair(kv.dtype), page_size, kv_heads, head_dim, heads
-        )
+            threads, _pair(form.dtype), form.page_size, form.kv_heads, form.head_dim,
+            CODES[form.code], heads,
+        )  # fmt: skip
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -200,10 +221,10 @@ class NativeAttention:
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write ``key`` and ``value``, [T, kv_heads, head_dim], into the slots of the step."""
         arrays = self._step()
-        form = (len(arrays.token_ids), *self._form)
+        shape = (len(arrays.token_ids), self._form.kv_heads, self._form.head_dim)
         key, value = key.contiguous(), value.contiguous()
-        _check(key, self._kv.dtype, form)
-        _check(value, self._kv.dtype, form)
+        _check(key, self._form.dtype, shape)
+        _check(value, self._form.dtype, shape)
         self._library.radix_attention_append(
             self._handle, self._kv[layer].data_ptr(), arrays.append_pages.data_ptr(),
             arrays.append_offsets.data_ptr(), len(key), key.data_ptr(), value.data_ptr(),
@@ -214,7 +235,8 @@ class NativeAttention:
     ) -> torch.Tensor:
         """[T, heads, head_dim] from a query of the same form."""
         query = query.contiguous()
-        _check(query, self._kv.dtype, (len(self._step().token_ids), self._heads, self._form[1]))
+        tokens = len(self._step().token_ids)
+        _check(query, self._form.dtype, (tokens, self._heads, self._form.head_dim))
         out = torch.empty_like(query)
         self._library.radix_attention_run(
             self._handle, self._kv[layer].data_ptr(), query.data_ptr(), out.data_ptr(),
@@ -241,16 +263,18 @@ class NativeDecoder:
         library: ctypes.CDLL,
         shape: DecoderShape,
         weights: tuple[Sequence[LayerWeights], Packed, torch.Tensor | None, torch.Tensor],
-        page_size: int,
+        pages: PageForm,
+        page_bytes: int,
         threads: int,
     ):
         shape.check()
         layers, head, embedding, norm = weights
         self._library, self._shape, self._weights = library, shape, weights
-        self._padded = head.padded
+        self._padded, self._page_bytes = head.padded, page_bytes
         described = _Shape(
             len(layers), shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.inner,
-            shape.vocabulary, page_size, shape.norm_epsilon, shape.head_dim**-0.5,
+            shape.vocabulary, pages.page_size, CODES[pages.code], shape.norm_epsilon,
+            shape.head_dim**-0.5,
         )  # fmt: skip
         self._handle = library.radix_decoder_new(
             threads, _pair(shape.dtype), byref(described),
@@ -279,12 +303,14 @@ class NativeDecoder:
         form = (len(arrays.token_ids), self._shape.head_dim // 2)
         _check(cosines, torch.float32, form)
         _check(sines, torch.float32, form)
+        _check_pages(kv, self._page_bytes)
         samples = len(arrays.sample_rows)
         logits = torch.empty(samples, self._padded)
         step = _Step(
             arrays.batch(), arrays.token_ids.data_ptr(), arrays.append_pages.data_ptr(),
             arrays.append_offsets.data_ptr(), cosines.data_ptr(), sines.data_ptr(),
-            arrays.sample_rows.data_ptr(), samples, kv.data_ptr(), kv.stride(0),
+            arrays.sample_rows.data_ptr(), samples, kv.data_ptr(),
+            kv.stride(0) * kv.itemsize,
             logits.data_ptr(), together,
         )  # fmt: skip
         self._library.radix_decoder_run(self._handle, byref(step))
@@ -305,6 +331,11 @@ def _check(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> 
         raise ValueError(
             f"{dtype} {list(shape)} is wanted, not {tensor.dtype} {list(tensor.shape)}"
         )
+
+
+def _check_pages(kv: torch.Tensor, page_bytes: int) -> None:
+    if kv.stride(1) * kv.itemsize != page_bytes or not kv.is_contiguous():
+        raise ValueError(f"pages of {page_bytes} bytes are wanted, not KV of {list(kv.shape)}")
 
 
 def _layer(layer: LayerWeights) -> _Layer:

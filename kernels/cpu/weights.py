@@ -97,6 +97,22 @@ class DecoderShape:
         check_heads(self.heads, self.kv_heads, self.head_dim)
 
 
+CODES = {"none": 0, "int8": 1, "fp8_e4m3": 2}
+"""What a slot of KV holds: elements as they are, or one byte each beside a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageForm:
+    """What a page of KV holds, in one layer."""
+
+    page_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    """Of queries, keys and values as they come; also of what is kept, unless ``code`` says."""
+    code: str = "none"
+
+
 def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
     """Raises ValueError for heads that the kernels do not take."""
     if head_dim % LANES or head_dim > LARGEST_HEAD:

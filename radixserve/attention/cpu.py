@@ -12,6 +12,7 @@ from radixserve.attention.arrays import PagedBatch
 from radixserve.folders import cache_directory
 from radixserve.kernels.cpu import build
 from radixserve.kernels.cpu.library import CpuKernels, StepArrays
+from radixserve.kernels.cpu.weights import PageForm
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def step_arrays(batch: PagedBatch) -> StepArrays:
 
 
 class CpuAttention:
-    """An ``AttentionBackend`` over ``kv``, [layers, pages, 2, page_size, kv_heads, head_dim].
+    """An ``AttentionBackend`` over ``kv``, [layers, pages, ...], whose pages have ``form``.
 
     The kernels lay the elements of a page out in their own order (``kernels/cpu/kv.h``). With
     ``together``, decoding rows that share pages read them once for all.
@@ -59,12 +60,13 @@ class CpuAttention:
         self,
         native: CpuKernels,
         kv: torch.Tensor,
+        form: PageForm,
         heads: int,
         *,
         threads: int,
         together: bool = True,
     ):
-        self._native = native.attention(kv, heads, threads=threads)
+        self._native = native.attention(kv, form, heads, threads=threads)
         self._together = together
 
     def begin(self, batch: PagedBatch) -> None:

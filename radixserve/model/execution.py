@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -15,8 +16,10 @@ from radixserve.attention.arrays import PagedBatch
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
+from radixserve.errors import ConfigError
 from radixserve.kernels.cpu.library import CpuKernels
-from radixserve.kernels.cpu.weights import DTYPES, check_heads
+from radixserve.kernels.cpu.weights import DTYPES, PageForm, check_heads
+from radixserve.kernels.kv_codes import Code
 from radixserve.model import native, survey
 from radixserve.model.kv_storage import KvGeometry, KvStorage
 from radixserve.model.loader import Description, load, weights
@@ -35,7 +38,7 @@ class Executable(Protocol):
     """What computes it, for the log and for ``/v1/cache/stats``."""
 
     def on(self, kv: torch.Tensor) -> Logits:
-        """The model over ``kv``, [layers, pages, 2, page_size, kv_heads, head_dim]."""
+        """The model over ``kv``, the memory of a ``KvStorage`` of its geometry."""
 
 
 def executable(described: Description, config: EngineConfig) -> Executable:
@@ -82,17 +85,18 @@ def _native(
         return None  # whoever reads them next says what is wrong with them
     if not native.complete(described.config, tensors):
         return None
+    geometry = native.geometry(described.config, described.dtype, code_of(config))
     model = native.NativeModel(
         described.config,
         described.dtype,
         tensors,
         kernels,
-        page_size=config.page_size,
+        pages=page_form(geometry, config.page_size),
         max_model_len=described.max_model_len,
         threads=threads,
         together=config.cascade_attention,
     )
-    return _Native(model, native.geometry(described.config, described.dtype), kernels.features)
+    return _Native(model, geometry, kernels.features)
 
 
 def _tensors(described: Description) -> native.Tensors:
@@ -111,25 +115,49 @@ class _Transformers:
         self, described: Description, config: EngineConfig, kernels: CpuKernels | None, threads: int
     ):
         self._decoder = load(described)
-        self.geometry = survey.survey(self._decoder, described.max_model_len)
-        self._kernels = kernels if _has_kernels(self.geometry) else None
+        geometry = survey.survey(self._decoder, described.max_model_len)
+        self._kernels = kernels if _has_kernels(geometry) else None
+        self.geometry = replace(geometry, code=code_of(config))
+        if self._kernels is None and self.geometry.code != "none":
+            raise ConfigError(
+                f"kv_cache_dtype {config.kv_cache_dtype} needs the native kernels of a CPU, which "
+                "this model or machine does not have: leave it at auto."
+            )
         # Torch's idle threads spin for a while: with two cores ours would wait for theirs.
         self._threads = threads if threads > 2 else 1
         self._together = config.cascade_attention
         kind = "reference" if self._kernels is None else self._kernels.features
         self.name = f"transformers with {kind} attention"
-        trial = KvStorage(self.geometry, survey.PAGES, survey.PAGE, self._decoder.device)
-        survey.self_check(self._decoder, self._attention(trial.kv), described.max_model_len)
+        self._page_size = config.page_size
+        trial = KvStorage(geometry, survey.PAGES, survey.PAGE, self._decoder.device)
+        backend = self._attention(trial.kv, page_form(geometry, survey.PAGE))
+        survey.self_check(self._decoder, backend, described.max_model_len)
 
     def on(self, kv: torch.Tensor) -> Logits:
-        return partial(self._decoder.logits, backend=self._attention(kv))
+        backend = self._attention(kv, page_form(self.geometry, self._page_size))
+        return partial(self._decoder.logits, backend=backend)
 
-    def _attention(self, kv: torch.Tensor) -> AttentionBackend:
+    def _attention(self, kv: torch.Tensor, form: PageForm) -> AttentionBackend:
         if self._kernels is None:
             return ReferenceAttention(kv)
         return cpu.CpuAttention(
-            self._kernels, kv, self.geometry.heads, threads=self._threads, together=self._together
+            self._kernels,
+            kv,
+            form,
+            self.geometry.heads,
+            threads=self._threads,
+            together=self._together,
         )
+
+
+def code_of(config: EngineConfig) -> Code:
+    """How KV is kept."""
+    return "none" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def page_form(geometry: KvGeometry, page_size: int) -> PageForm:
+    """A page of ``geometry`` as the kernels know it."""
+    return PageForm(page_size, geometry.kv_heads, geometry.head_dim, geometry.dtype, geometry.code)
 
 
 def _has_kernels(geometry: KvGeometry) -> bool:

@@ -10,10 +10,12 @@ import torch
 from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
+from radixserve.kernels.kv_codes import Code
 from radixserve.kernels.page_copy import copy_pages
 
 MOST_PAGES = 1 << 20
 """Of automatic sizing: beyond it the bookkeeping costs more than the cache can give back."""
+SCALE_BYTES = 4
 ROOM = 4
 """Automatic sizing stops at this many times what all running requests can hold at once."""
 
@@ -28,11 +30,23 @@ class KvGeometry:
     dtype: torch.dtype
     heads: int = 0
     """Heads of queries."""
+    code: Code = "none"
+    """Whether what is kept is of ``dtype`` or in 8 bits, with a scale a token and head."""
 
     @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token in all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        coded = self.head_dim + SCALE_BYTES
+        vector = self.head_dim * self.dtype.itemsize if self.code == "none" else coded
+        return self.layers * 2 * self.kv_heads * vector
+
+    def shape(self, num_pages: int, page_size: int) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of the memory of ``num_pages`` pages."""
+        if self.code != "none":
+            page = self.token_bytes // self.layers * page_size
+            return (self.layers, num_pages, page), torch.uint8
+        page_shape = (2, page_size, self.kv_heads, self.head_dim)
+        return (self.layers, num_pages, *page_shape), self.dtype
 
 
 def page_count(
@@ -66,7 +80,8 @@ def page_count(
 
 
 class KvStorage:
-    """KV pages of all layers: ``kv`` is [layers, pages, 2, page_size, kv_heads, head_dim].
+    """KV pages of all layers: ``kv`` is [layers, pages, 2, page_size, kv_heads, head_dim], or
+    uint8 [layers, pages, bytes of a page] where KV is kept in 8 bits.
 
     How the elements of a page lie within it is the attention backend's own affair.
 
@@ -83,11 +98,9 @@ class KvStorage:
         self.geometry = geometry
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = (
-            geometry.layers, num_pages, 2, page_size, geometry.kv_heads, geometry.head_dim,
-        )  # fmt: skip
+        shape, dtype = geometry.shape(num_pages, page_size)
         try:
-            self.kv = torch.empty(shape, dtype=geometry.dtype, device=device)
+            self.kv = torch.empty(shape, dtype=dtype, device=device)
         except (RuntimeError, MemoryError) as error:
             needed = geometry.token_bytes * page_size * num_pages
             raise ConfigError(

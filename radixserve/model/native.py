@@ -15,7 +15,15 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from radixserve.attention.arrays import PagedBatch
 from radixserve.attention.cpu import step_arrays
 from radixserve.kernels.cpu.library import CpuKernels
-from radixserve.kernels.cpu.weights import DTYPES, Arena, DecoderShape, LayerWeights, Packed
+from radixserve.kernels.cpu.weights import (
+    DTYPES,
+    Arena,
+    DecoderShape,
+    LayerWeights,
+    Packed,
+    PageForm,
+)
+from radixserve.kernels.kv_codes import Code
 from radixserve.model.kv_storage import KvGeometry
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
@@ -56,10 +64,12 @@ def decoder_shape(config: PreTrainedConfig, dtype: torch.dtype) -> DecoderShape:
     )
 
 
-def geometry(config: PreTrainedConfig, dtype: torch.dtype) -> KvGeometry:
+def geometry(config: PreTrainedConfig, dtype: torch.dtype, code: Code = "none") -> KvGeometry:
     """What a token leaves behind in each layer."""
     shape = decoder_shape(config, dtype)
-    return KvGeometry(config.num_hidden_layers, shape.kv_heads, shape.head_dim, dtype)
+    return KvGeometry(
+        config.num_hidden_layers, shape.kv_heads, shape.head_dim, dtype, shape.heads, code
+    )
 
 
 def checkpoint(path: Path) -> Tensors:
@@ -90,7 +100,7 @@ class NativeModel:
         tensors: Tensors,
         kernels: CpuKernels,
         *,
-        page_size: int,
+        pages: PageForm,
         max_model_len: int,
         threads: int,
         together: bool = True,
@@ -110,7 +120,7 @@ class NativeModel:
             head,
             None if tied else table.contiguous().clone(),
             packer.vector("model.norm.weight"),
-            page_size=page_size,
+            pages=pages,
             threads=threads,
         )
         self._cosines, self._sines = _rotations(config, max_model_len)
@@ -118,8 +128,8 @@ class NativeModel:
     def logits(self, batch: PagedBatch, kv: torch.Tensor) -> torch.Tensor:
         """Logits, fp32 [S, vocabulary], of ``batch.sample_rows``.
 
-        The KV of all tokens is appended to ``kv``, [layers, pages, 2, page_size, kv_heads,
-        head_dim], whose pages the kernels lay out in their own order.
+        The KV of all tokens is appended to ``kv``, [layers, pages, ...], whose pages the kernels
+        lay out in their own order.
         """
         cosines, sines = self._cosines[batch.positions], self._sines[batch.positions]
         logits: torch.Tensor = self._decoder.run(

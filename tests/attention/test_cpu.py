@@ -14,6 +14,7 @@ from radixserve.attention.arrays import paged_batch
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.cpu import CpuAttention, kernels
 from radixserve.attention.reference import ReferenceAttention
+from radixserve.kernels.cpu.weights import PageForm
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.tokens import pack
 
@@ -91,12 +92,17 @@ class World:
             )
         return outputs
 
+    def form(self, code: str = "none") -> PageForm:
+        return PageForm(self.page_size, self.kv_heads, self.dim, self.dtype, code)
+
     def backends(self, *, threads: int = 2, together: bool = True) -> list[AttentionBackend]:
         native = kernels()
         assert native is not None, "this test needs a C++ compiler"
         return [
             ReferenceAttention(self.empty()),
-            CpuAttention(native, self.empty(), self.heads, threads=threads, together=together),
+            CpuAttention(
+                native, self.empty(), self.form(), self.heads, threads=threads, together=together
+            ),
         ]
 
     def check(self, soft_cap: float | None = None, **how: bool) -> CpuAttention:

@@ -21,7 +21,7 @@ from transformers import (
 
 from radixserve.attention.arrays import paged_batch
 from radixserve.config import EngineConfig
-from radixserve.errors import ModelError
+from radixserve.errors import ConfigError, ModelError
 from radixserve.model import native
 from radixserve.model.execution import executable
 from radixserve.model.kv_storage import KvStorage
@@ -70,7 +70,8 @@ def logits(directory: Path, prompt: list[int], **settings: Any) -> tuple[torch.T
     config = EngineConfig(**{"dtype": "float32", "device": "cpu", "threads": 1, **settings})
     model = executable(describe(directory, config), config)
     storage = KvStorage(model.geometry, 20, config.page_size, torch.device("cpu"))
-    storage.kv.fill_(torch.nan)
+    if storage.kv.dtype.is_floating_point:
+        storage.kv.fill_(torch.nan)
     run, pages, found = model.on(storage.kv), array("i", [7, 3, 11, 1, 15]), []
     for start in range(0, len(prompt), 50):
         row = Row("r", pack(prompt[start : start + 50]), start, pages, SamplingParams())
@@ -104,6 +105,30 @@ def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(tmp_path: Path):
     assert name.startswith("native decoder")
     theirs = (expected(directory, torch.bfloat16) - truth).norm()
     assert (found - truth).norm() < 1.2 * theirs
+
+
+@pytest.mark.parametrize("code", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("backend", ["auto", "native"])
+def test_kv_in_8_bits_changes_little(tmp_path: Path, code: str, backend: str):
+    directory = tiny.save(tmp_path, FORMS["tied embeddings"])
+    exact, _ = logits(directory, PROMPT)
+    found, _ = logits(directory, PROMPT, kv_cache_dtype=code, attention_backend=backend)
+    spread = (exact - exact.mean(-1, keepdim=True)).norm()
+    # Random weights, whose attention is sharp, magnify what is lost.
+    assert 0 < (found - exact).norm() / spread < (0.1 if code == "int8" else 0.3)
+
+
+def test_kv_in_8_bits_needs_the_kernels(tmp_path: Path):
+    directory = tiny.save(tmp_path, FORMS["tied embeddings"])
+    with pytest.raises(ConfigError, match="kv_cache_dtype int8 needs the native kernels"):
+        logits(directory, PROMPT, kv_cache_dtype="int8", attention_backend="reference")
+
+
+def test_kv_in_8_bits_takes_half_the_memory():
+    whole = native.geometry(FORMS["large heads"], torch.bfloat16)
+    half = native.geometry(FORMS["large heads"], torch.bfloat16, "int8")
+    assert whole.token_bytes == 4 * 2 * 2 * 128 * 2
+    assert half.token_bytes == 4 * 2 * 2 * (128 + 4)
 
 
 def test_dummy_weights_are_those_that_transformers_draws(tmp_path: Path):
