@@ -34,7 +34,7 @@ class Size:
 
 FULL = Size(
     minutes=20,
-    repeats=3,
+    repeats=2,
     warm=3,
     tree_repeats=5,
     arrivals=40,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from radixserve.model.loader import ModelFiles, describe
 from radixserve.model.memory import free_memory
 from radixserve.model.sampler import sample
 from radixserve.scheduling.plan import Sampled, StepPlan
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class ModelRunner:
         num_pages = page_count(config, geometry, described.max_model_len, free_memory(device))
         self._storage = KvStorage(geometry, num_pages, config.page_size, device)
         self._logits = model.on(self._storage.kv)
+        log.info("%s; %d KV pages of %d tokens", model.name, num_pages - 1, config.page_size)
         self.info = ModelInfo(
             vocab_size=described.config.vocab_size,
             max_model_len=min(described.max_model_len, (num_pages - 1) * config.page_size),
