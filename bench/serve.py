@@ -14,10 +14,8 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from bench import phases, report
+from bench.machine import machine, names
 from bench.phases import Bench
 from bench.servers import ServerError
 from bench.sizes import FULL, NAMES, QUICK, Size, build, sweep_workload, unshared_workload
@@ -90,12 +89,7 @@ def _nothing(options: argparse.Namespace, size: Size) -> report.Numbers:
             "alpaca_lengths": size.alpaca,
             "kv_tokens": phases.KV_TOKENS,
         },
-        "machine": {
-            "cpu": _cpu(),
-            "cores": os.cpu_count(),
-            "load_at_start": os.getloadavg(),
-            "python": platform.python_version(),
-        },
+        "machine": machine(),
         "model": options.model or "the demo model",
         "threads": options.threads,
         "parts": {},
@@ -144,8 +138,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--quick", action="store_true", help="about 4 minutes instead of 20")
-    parser.add_argument("--workloads", type=_names(NAMES), default=NAMES, help=", ".join(NAMES))
-    parser.add_argument("--parts", type=_names(PARTS), default=PARTS, help=", ".join(PARTS))
+    parser.add_argument("--workloads", type=names(NAMES), default=NAMES, help=", ".join(NAMES))
+    parser.add_argument("--parts", type=names(PARTS), default=PARTS, help=", ".join(PARTS))
     parser.add_argument("--data", type=Path, help="folder with agents/ and mooncake/ recordings")
     parser.add_argument("--model", help="as radixserve serve takes it; default: the demo model")
     parser.add_argument("--load-format", help="as radixserve serve takes it")
@@ -158,25 +152,6 @@ def _options() -> argparse.Namespace:
     if options.data and not options.data.is_dir():
         parser.error(f"--data {options.data} is no folder")
     return options
-
-
-def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
-        return names
-
-    return parse
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

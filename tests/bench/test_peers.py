@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
 from bench.peer import environments, report, roster
 from bench.peer.cases import BY_NAME, CASES, DECODED, Case
 from bench.peer.environments import Environment, Models, PeerError
 from bench.peer.measure import Bench
 from bench.peer.process import Worker
-from rich.console import Console
 
 SMALL = (
     Case("start", "start", "start"),

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
+from bench.machine import names
 from bench.phases import judge
-from bench.serve import _names
 from bench.sizes import NAMES, build
 from bench.workloads import shared_tokens
 
@@ -48,6 +48,6 @@ def test_requirements_are_judged_at_their_bounds() -> None:
 
 
 def test_a_name_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    assert _names(("a", "b"))("b,a") == ("b", "a")
+    assert names(("a", "b"))("b,a") == ("b", "a")
     with pytest.raises(argparse.ArgumentTypeError, match="'c' is none of a, b"):
-        _names(("a", "b"))("a,c")
+        names(("a", "b"))("a,c")
