@@ -113,7 +113,7 @@ def _nothing(options: argparse.Namespace) -> Numbers:
 
 
 def _options() -> argparse.Namespace:
-    peers, known = tuple(roster.BY_NAME), tuple(cases.BY_NAME)
+    peers, known = tuple(peer.name for peer in roster.PEERS), tuple(cases.BY_NAME)
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(

@@ -71,3 +71,20 @@ CASES = (
     ),
 )
 BY_NAME = {case.name: case for case in CASES}
+
+GRID_SHARERS, GRID_LENGTHS = (1, 4, 16, 32, 64), (256, 1000, 4000, 7000)
+USUAL_LENGTH, USUAL_SHARERS = 4000, 16
+
+
+def sharing(sharers: int, length: int) -> Case:
+    """``sharers`` requests that decode on one prefix of ``length`` tokens."""
+    title = f"decode, {sharers} requests sharing {length:,} tokens"
+    return Case(f"sharing-{sharers}-{length}", title, "decode", sharers, shared=length, own=60)
+
+
+GRID = tuple(
+    dict.fromkeys(
+        [sharing(sharers, USUAL_LENGTH) for sharers in GRID_SHARERS]
+        + [sharing(USUAL_SHARERS, length) for length in GRID_LENGTHS]
+    )
+)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.peer.cases import OURS
-from bench.peer.roster import BY_NAME
+from bench.peer.roster import APART, BY_NAME
 
 Numbers = dict[str, Any]
 
@@ -103,7 +103,7 @@ def speeds(entry: Numbers) -> dict[str, float]:
 def _against(
     medians: dict[str, float], unit: str, peers: Iterable[str]
 ) -> tuple[str | None, float | None]:
-    fast = {peer: _speed(medians[peer], unit) for peer in peers if peer != OURS}
+    fast = {peer: _speed(medians[peer], unit) for peer in peers if peer not in (OURS, APART.name)}
     if not fast:
         return None, None
     best = max(fast, key=lambda peer: fast[peer])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peer.cases import CASES, OURS
+from bench.peer.cases import CASES, GRID, OURS
 from bench.peer.environments import LLAMA_CPP, OPENVINO, VLLM, Environment, Models, Say, make
 from bench.peer.process import Worker
 
@@ -40,8 +40,12 @@ def _ours(models: Models, python: Path, say: Say) -> Settings:
     }
 
 
+def _apart(models: Models, python: Path, say: Say) -> Settings:
+    return _ours(models, python, say) | {"cascade": False}
+
+
 def _vllm(models: Models, python: Path, say: Say) -> Settings:
-    longest = max(case.longest for case in CASES)
+    longest = max(case.longest for case in (*CASES, *GRID))
     # A multiple of its blocks, and room for what it adds to a prompt.
     return {
         "model": str(models.directory),
@@ -68,7 +72,9 @@ PEERS = (
     Peer("openvino-16", "OpenVINO, KV 16 bit", "run_openvino.py", _openvino("bf16"), OPENVINO),
     Peer("llama.cpp", "llama.cpp", "run_llamacpp.py", _llama_cpp, LLAMA_CPP),
 )
-BY_NAME = {peer.name: peer for peer in PEERS}
+APART = Peer("apart", "radixserve, each for itself", "run_radixserve.py", _apart)
+"""Without shared-prefix groups; only where sharing is what is looked at."""
+BY_NAME = {peer.name: peer for peer in (*PEERS, APART)}
 
 
 @dataclass(frozen=True, slots=True)

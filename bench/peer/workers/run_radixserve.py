@@ -14,13 +14,17 @@ from radixserve.scheduling.sampling import SamplingParams
 class Ours:
     packages = ("radixserve", "torch", "transformers")
 
-    def __init__(self, model: str, threads: int, kv_bytes: int, weight_bytes: int):
-        self._llm = LLM(model, threads=threads, kv_memory=kv_bytes)
+    def __init__(
+        self, model: str, threads: int, kv_bytes: int, weight_bytes: int, cascade: bool = True
+    ):
+        self._llm = LLM(model, threads=threads, kv_memory=kv_bytes, cascade_attention=cascade)
         self._weight_bytes = weight_bytes
         info, config = self._llm.core.runner.info, self._llm.core.config
         self.settings: Message = {
             "weights": info.dtype,
             "kv": info.dtype,
+            "backend": info.backend,
+            "cascade_attention": cascade,
             "page_size": config.page_size,
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "kv_bytes": info.num_pages * config.page_size * info.kv_bytes_per_token,
