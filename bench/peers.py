@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace, console: Console, results: Numbers) -> Non
             roster.Roster(models, options.env_dir, options.threads, say),
             results,
             repeats=options.repeats,
-            starts=1 if options.quick else STARTS,
+            starts=options.starts,
             say=say,
             step=lambda: progress.advance(bar),
         )
@@ -102,6 +102,7 @@ def _nothing(options: argparse.Namespace) -> Numbers:
         "status": "running",
         "quick": options.quick,
         "repeats": options.repeats,
+        "starts": options.starts,
         "threads": options.threads,
         "model": "SmolLM2-135M-Instruct",
         "precision": "weights in 16 bits; KV in 16 bits unless a peer's title says otherwise",
@@ -122,6 +123,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", type=names(peers), default=peers, help=", ".join(peers))
     parser.add_argument("--cases", type=names(known), default=known, help=", ".join(known))
     parser.add_argument("--repeats", type=int, help=f"of each case; {REPEATS}, or 1 when quick")
+    parser.add_argument("--starts", type=int, help=f"of each peer; {STARTS}, or 1 when quick")
     parser.add_argument(
         "--threads", type=int, default=min(2, os.cpu_count() or 1), help="CPU threads of each peer"
     )
@@ -130,8 +132,10 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.repeats is None:
         options.repeats = 1 if options.quick else REPEATS
-    if options.repeats < 1 or options.threads < 1:
-        parser.error("--repeats and --threads must be at least 1")
+    if options.starts is None:
+        options.starts = 1 if options.quick else STARTS
+    if min(options.repeats, options.starts, options.threads) < 1:
+        parser.error("--repeats, --starts and --threads must be at least 1")
     options.env_dir = (options.env_dir or cache_directory() / "peers").expanduser().resolve()
     return options
 
