@@ -27,7 +27,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from radixserve.kernels.kv_codes import Code, dequantize, quantize
 from tqdm import tqdm
 
 from bench import plot
@@ -36,6 +35,7 @@ from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
 from radixserve.engine.model_files import prepare
 from radixserve.errors import RadixServeError
+from radixserve.kernels.kv_codes import Code, dequantize, quantize
 from radixserve.model.decoder import Decoder
 from radixserve.model.kv_storage import KvGeometry, KvStorage
 from radixserve.model.loader import describe, load

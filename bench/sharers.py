@@ -20,7 +20,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from radixserve.kernels.cpu.weights import Arena
 from rich.console import Console
 from rich.markup import escape
 from tqdm import tqdm
@@ -35,6 +34,7 @@ from radixserve.config import EngineConfig
 from radixserve.engine.model_files import prepare
 from radixserve.errors import RadixServeError
 from radixserve.folders import cache_directory
+from radixserve.kernels.cpu.weights import Arena
 
 Numbers = dict[str, Any]
 

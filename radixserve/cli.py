@@ -19,6 +19,7 @@ from radixserve.config import (
     KvDtype,
     LoadFormat,
     Policy,
+    Quantization,
 )
 from radixserve.errors import ConfigError, ModelError, RadixServeError
 from radixserve.terminal.chat import chat
@@ -125,6 +126,10 @@ def serve(
         int | None,
         option("--threads", panel=MODEL, help="CPU threads.", show_default="one a core"),
     ] = None,
+    quantization: Annotated[
+        Quantization,
+        option("--quantization", panel=MODEL, help="int8: weights in 8 bits, on a CPU."),
+    ] = DEFAULTS.quantization,
     kv_cache_dtype: Annotated[
         KvDtype,
         option(
@@ -231,6 +236,7 @@ def serve(
             load_format=load_format,
             dtype=dtype,
             device=device,
+            quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
             attention_backend=attention_backend,
             cascade_attention=not no_cascade_attention,

@@ -12,6 +12,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
 KvDtype = Literal["auto", "fp8_e4m3", "int8"]
+Quantization = Literal["none", "int8"]
 Backend = Literal["auto", "native", "reference"]
 
 CHOICES = {
@@ -19,6 +20,7 @@ CHOICES = {
     "dtype": get_args(Dtype),
     "device": get_args(Device),
     "kv_cache_dtype": get_args(KvDtype),
+    "quantization": get_args(Quantization),
     "attention_backend": get_args(Backend),
     "scheduling_policy": get_args(Policy),
 }
@@ -44,6 +46,8 @@ class EngineConfig:
     dtype: Dtype = "auto"
     """auto: bfloat16 where the hardware has it, else float32."""
     device: Device = "auto"
+    quantization: Quantization = "none"
+    """int8: weights in 8 bits with a scale a column, in the native decoder."""
     kv_cache_dtype: KvDtype = "auto"
     """auto: that of the model; the others keep KV in 8 bits, with a scale a token and head."""
     attention_backend: Backend = "auto"

@@ -83,7 +83,8 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
     arguments += " --max-num-batched-tokens 50 --long-prefill-token-threshold 20"
     arguments += " --no-prefix-cache --scheduling-policy priority --max-queue 5"
     arguments += " --chat-template c.jinja --threads 2 --seed 7"
-    arguments += " --kv-cache-dtype int8 --attention-backend native --no-cascade-attention"
+    arguments += " --kv-cache-dtype int8 --quantization int8"
+    arguments += " --attention-backend native --no-cascade-attention"
     code, _, errors = invoke(*arguments.split())
     assert (code, errors) == (0, "")
     assert config == [
@@ -95,6 +96,7 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
             dtype="float32",
             device="cpu",
             kv_cache_dtype="int8",
+            quantization="int8",
             attention_backend="native",
             cascade_attention=False,
             page_size=8,

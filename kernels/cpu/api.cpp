@@ -8,18 +8,21 @@ using namespace radix;
 namespace {
 
 // As Python describes a layer: the same members for both element types.
+struct WeightPointers {
+  const void* data;
+  const float* scales;  // or null
+};
+
 struct LayerPointers {
   const float* attention_norm;
-  const uint32_t* qkv;
+  WeightPointers qkv;
   const float* qkv_bias;
   const float* query_norm;
   const float* key_norm;
-  const uint32_t* output;
+  WeightPointers output;
   const float* output_bias;
   const float* mlp_norm;
-  const uint32_t* gate;
-  const uint32_t* up;
-  const uint32_t* down;
+  WeightPointers gate, up, down;
   int64_t rotates;
 };
 
@@ -31,20 +34,23 @@ struct AnyDecoder {
 
 template <class T>
 struct TypedDecoder final : AnyDecoder {
-  TypedDecoder(int threads, const Shape& s, const LayerPointers* layers, const uint32_t* head,
-               const void* embedding, const float* norm)
-      : pool(threads), decoder(pool, s, {head, s.vocabulary, s.hidden},
+  TypedDecoder(int threads, const Shape& s, const LayerPointers* layers,
+               const WeightPointers& head, const void* embedding, const float* norm)
+      : pool(threads), decoder(pool, s, packed(head, s.vocabulary, s.hidden),
                                static_cast<const T*>(embedding), norm) {
     const int64_t wide = s.heads * s.head_dim;
     const int64_t qkv = (s.heads + 2 * s.kv_heads) * s.head_dim;
     for (int64_t i = 0; i < s.layers; ++i) {
       const LayerPointers& l = layers[i];
-      decoder.layers.push_back({l.attention_norm, {l.qkv, qkv, s.hidden}, l.qkv_bias,
-                                l.query_norm, l.key_norm, {l.output, s.hidden, wide},
-                                l.output_bias, l.mlp_norm, {l.gate, s.inner, s.hidden},
-                                {l.up, s.inner, s.hidden}, {l.down, s.hidden, s.inner},
-                                l.rotates != 0});
+      decoder.layers.push_back(
+          {l.attention_norm, packed(l.qkv, qkv, s.hidden), l.qkv_bias, l.query_norm, l.key_norm,
+           packed(l.output, s.hidden, wide), l.output_bias, l.mlp_norm,
+           packed(l.gate, s.inner, s.hidden), packed(l.up, s.inner, s.hidden),
+           packed(l.down, s.hidden, s.inner), l.rotates != 0});
     }
+  }
+  static Packed<T> packed(const WeightPointers& weight, int64_t columns, int64_t depth) {
+    return {weight.data, weight.scales, columns, depth};
   }
   void run(const Step& step) override { decoder.run(step); }
   const Work& work() const override { return decoder.work(); }
@@ -92,12 +98,13 @@ struct TypedAttention final : AnyAttention {
 };
 
 template <class T>
-void multiply(int threads, const void* a, int64_t rows, const uint32_t* weight, int64_t columns,
-              int64_t depth, float* out) {
+void multiply(int threads, const void* a, int64_t rows, const WeightPointers& weight,
+              int64_t columns, int64_t depth, float* out) {
+  const Packed<T> packed{weight.data, weight.scales, columns, depth};
   const int64_t stride = panels(columns) * PANEL;
   Pool pool(threads);
   pool.run([&](int) {
-    product(pool, static_cast<const T*>(a), depth, rows, Packed<T>{weight, columns, depth},
+    product(pool, static_cast<const T*>(a), depth, rows, packed,
             [&](int64_t row, int64_t column, f32x16 values) {
               store(out + row * stride + column, values);
             });
@@ -129,20 +136,30 @@ int64_t radix_page_bytes(int64_t pair, int64_t page_size, int64_t kv_heads, int6
       .page_bytes();
 }
 
-int64_t radix_packed_units(int64_t columns, int64_t depth, int64_t pair) {
-  return panels(columns) * PANEL * (depth / pair);
+// Elements of a packed weight.
+int64_t radix_packed_elements(int64_t columns, int64_t depth) {
+  return panels(columns) * PANEL * depth;
 }
 
-void radix_pack(const void* from, int64_t columns, int64_t depth, int64_t pair, uint32_t* to) {
-  if (pair == 1) pack(static_cast<const float*>(from), columns, depth, to);
-  else pack(static_cast<const bf16*>(from), columns, depth, to);
+// Pack a weight as it is, or, where there is room for `scales`, in int8.
+void radix_pack(const void* from, int64_t columns, int64_t depth, int64_t pair, void* to,
+                float* scales) {
+  if (pair == 1) {
+    const float* weight = static_cast<const float*>(from);
+    if (scales) pack_codes(weight, columns, depth, static_cast<uint8_t*>(to), scales);
+    else pack(weight, columns, depth, pair, static_cast<float*>(to));
+  } else {
+    const bf16* weight = static_cast<const bf16*>(from);
+    if (scales) pack_codes(weight, columns, depth, static_cast<uint8_t*>(to), scales);
+    else pack(weight, columns, depth, pair, static_cast<bf16*>(to));
+  }
 }
 
-void radix_multiply(int64_t threads, const void* a, int64_t rows, const uint32_t* weight,
+void radix_multiply(int64_t threads, const void* a, int64_t rows, const WeightPointers* weight,
                     int64_t columns, int64_t depth, int64_t pair, float* out) {
   const int count = static_cast<int>(threads);
-  if (pair == 1) multiply<float>(count, a, rows, weight, columns, depth, out);
-  else multiply<bf16>(count, a, rows, weight, columns, depth, out);
+  if (pair == 1) multiply<float>(count, a, rows, *weight, columns, depth, out);
+  else multiply<bf16>(count, a, rows, *weight, columns, depth, out);
 }
 
 AnyAttention* radix_attention_new(int64_t threads, int64_t pair, int64_t page_size,
@@ -180,11 +197,11 @@ void radix_attention_read(const AnyAttention* attention, int64_t* apart, int64_t
 }
 
 AnyDecoder* radix_decoder_new(int64_t threads, int64_t pair, const Shape* shape,
-                              const LayerPointers* layers, const uint32_t* head,
+                              const LayerPointers* layers, const WeightPointers* head,
                               const void* embedding, const float* norm) {
   const int count = static_cast<int>(threads);
-  if (pair == 1) return new TypedDecoder<float>(count, *shape, layers, head, embedding, norm);
-  return new TypedDecoder<bf16>(count, *shape, layers, head, embedding, norm);
+  if (pair == 1) return new TypedDecoder<float>(count, *shape, layers, *head, embedding, norm);
+  return new TypedDecoder<bf16>(count, *shape, layers, *head, embedding, norm);
 }
 
 void radix_decoder_free(AnyDecoder* decoder) { delete decoder; }

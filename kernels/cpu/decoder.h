@@ -130,13 +130,8 @@ class Decoder {
         to[i] = to_float(embedding_[token * shape_.hidden + i]);
       return;
     }
-    // Tied to the output head: its column, unit by unit.
-    const uint32_t* units = head_.panel(token / PANEL) + token % PANEL;
-    T pair[PAIR<T>];
-    for (int64_t at = 0; at < head_.steps(); ++at) {
-      std::memcpy(pair, units + at * PANEL, sizeof pair);
-      for (int i = 0; i < PAIR<T>; ++i) to[at * PAIR<T> + i] = to_float(pair[i]);
-    }
+    // Tied to the output head: its column.
+    for (int64_t i = 0; i < shape_.hidden; ++i) to[i] = head_.element(token, i);
   }
 
   float rms_share(const float* from, int64_t size) const {

@@ -15,20 +15,15 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "simd.h"
+#include "codes.h"
 
 namespace radix {
 
 constexpr int TILE_TOKENS = LANES;
 constexpr int BLOCK_TILES = 16;
 constexpr int BLOCK_TOKENS = BLOCK_TILES * TILE_TOKENS;
-
-enum class Code : int64_t { none, int8, e4m3 };
-
-inline float largest_of(Code code) { return code == Code::int8 ? 127.0f : 448.0f; }
 
 struct KvShape {
   int64_t page_size;
@@ -84,60 +79,6 @@ inline void put(const KvShape& shape, uint8_t* head, int64_t offset, bool is_key
   to += offset / TILE_TOKENS * TILE_TOKENS * shape.head_dim;
   if (is_key) put_key(to, offset % TILE_TOKENS, shape.head_dim, pair, vector);
   else put_value(to, offset % TILE_TOKENS, shape.head_dim, pair, vector);
-}
-
-// The nearest code of a value between -448 and 448: four bits of exponent, three of mantissa
-// (Micikevicius et al., "FP8 formats for deep learning", 2022).
-inline uint8_t to_e4m3(float value) {
-  uint32_t bits;
-  const float small = value * 0x1p-120f;  // the exponent's bias becomes that of the code
-  std::memcpy(&bits, &small, sizeof bits);
-  const uint32_t size = bits & 0x7fffffffu;
-  const uint32_t code = (size + 0x7ffffu + ((size >> 20) & 1)) >> 20;
-  return static_cast<uint8_t>(std::min(code, 0x7eu) | ((bits >> 24) & 0x80u));
-}
-
-inline float from_e4m3(uint8_t code) {
-  const uint32_t bits = static_cast<uint32_t>(code & 0x7f) << 20;
-  float small;
-  std::memcpy(&small, &bits, sizeof small);
-  return (code & 0x80 ? -small : small) * 0x1p120f;
-}
-
-// Codes of one token's key or value; returns its scale.
-template <class T>
-inline float encode(Code code, const T* from, int64_t size, uint8_t* to) {
-  float most = 0, total = 0;
-  for (int64_t d = 0; d < size; ++d) {
-    most = std::max(most, std::abs(to_float(from[d])));
-    total += to_float(from[d]);
-  }
-  if (!std::isfinite(total)) {
-    // What is no number stays none, so that whoever reads it notices.
-    std::fill_n(to, size, uint8_t{0});
-    return std::nanf("");
-  }
-  const float share = most > 0 ? largest_of(code) / most : 0.0f;
-  for (int64_t d = 0; d < size; ++d) {
-    const float value = to_float(from[d]) * share;
-    to[d] = code == Code::int8 ? static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(value)))
-                               : to_e4m3(value);
-  }
-  return most / largest_of(code);
-}
-
-// Sixteen codes as numbers, without their scale.
-inline f32x16 decode(Code code, const uint8_t* from) {
-  typedef uint8_t u8x16 __attribute__((vector_size(16)));
-  typedef int8_t i8x16 __attribute__((vector_size(16)));
-  u8x16 codes;
-  std::memcpy(&codes, from, sizeof codes);
-  if (code == Code::int8)
-    return __builtin_convertvector(__builtin_convertvector(reinterpret_cast<i8x16>(codes), i32x16),
-                                   f32x16);
-  const i32x16 wide = __builtin_convertvector(codes, i32x16);
-  const f32x16 size = as_floats((wide & 0x7f) << 20) * splat(0x1p120f);
-  return as_floats(as_ints(size) | ((wide & 0x80) << 24));
 }
 
 // Write the key and the value of one token and head to its slot.
@@ -227,7 +168,7 @@ class Finder {
       copy_tokens(own, at, used, is_key);
     } else if (shape_.scaled()) {
       const uint8_t* codes = stored(at, is_key);
-      for (int64_t d = 0; d < size; d += LANES) store_as(own + d, decode(shape_.code, codes + d));
+      decode_all(shape_.code, codes, size, own);
       if (!is_key) clear(own, used);
     } else {
       const T* from = reinterpret_cast<const T*>(stored(at, is_key));
@@ -254,8 +195,7 @@ class Finder {
       const uint8_t* from = stored(at + lane, is_key);
       const T* token = reinterpret_cast<const T*>(from);
       if (shape_.scaled()) {
-        for (int64_t d = 0; d < shape_.head_dim; d += LANES)
-          store_as(decoded + d, decode(shape_.code, from + d));
+        decode_all(shape_.code, from, shape_.head_dim, decoded);
         token = decoded;
       }
       if (is_key) put_key(own, lane, shape_.head_dim, PAIR<T>, token);

@@ -12,6 +12,7 @@ import torch
 
 from radixserve.kernels.cpu.weights import (
     CODES,
+    PANEL,
     Arena,
     DecoderShape,
     LayerWeights,
@@ -66,23 +67,36 @@ class _Shape(Structure):
     )
 
 
-_LAYER = (
-    "attention_norm", "qkv", "qkv_bias", "query_norm", "key_norm", "output", "output_bias",
-    "mlp_norm", "gate", "up", "down",
-)  # fmt: skip
+class _Weight(Structure):
+    _fields_ = (("data", c_void_p), ("scales", c_void_p))
+
+
+_LAYER = {
+    "attention_norm": c_void_p,
+    "qkv": _Weight,
+    "qkv_bias": c_void_p,
+    "query_norm": c_void_p,
+    "key_norm": c_void_p,
+    "output": _Weight,
+    "output_bias": c_void_p,
+    "mlp_norm": c_void_p,
+    "gate": _Weight,
+    "up": _Weight,
+    "down": _Weight,
+}
 
 
 class _Layer(Structure):
-    _fields_ = (*((name, c_void_p) for name in _LAYER), ("rotates", c_int64))
+    _fields_ = (*_LAYER.items(), ("rotates", c_int64))
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "radix_features": (ctypes.c_char_p, ()),
-    "radix_packed_units": (c_int64, (c_int64, c_int64, c_int64)),
-    "radix_pack": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p)),
+    "radix_packed_elements": (c_int64, (c_int64, c_int64)),
+    "radix_pack": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p)),
     "radix_multiply": (
         None,
-        (c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+        (c_int64, c_void_p, c_int64, POINTER(_Weight), c_int64, c_int64, c_int64, c_void_p),
     ),
     "radix_page_bytes": (c_int64, (c_int64,) * 5),
     "radix_attention_new": (c_void_p, (c_int64,) * 7),
@@ -93,7 +107,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "radix_attention_read": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64))),
     "radix_decoder_new": (
         c_void_p,
-        (c_int64, c_int64, POINTER(_Shape), POINTER(_Layer), c_void_p, c_void_p, c_void_p),
+        (c_int64, c_int64, POINTER(_Shape), POINTER(_Layer), POINTER(_Weight), *(c_void_p,) * 2),
     ),
     "radix_decoder_free": (None, (c_void_p,)),
     "radix_decoder_run": (None, (c_void_p, POINTER(_Step))),
@@ -117,27 +131,34 @@ class CpuKernels:
         return name.decode()
 
     def packed_bytes(self, columns: int, depth: int, dtype: torch.dtype) -> int:
-        """Bytes that ``pack`` takes from an arena."""
-        units: int = self._library.radix_packed_units(columns, depth, _pair(dtype))
-        return 4 * units
+        """Bytes that ``pack`` takes from an arena; ``dtype`` is int8 where it quantizes."""
+        elements: int = self._library.radix_packed_elements(columns, depth)
+        return -(-elements * dtype.itemsize // 64) * 64
 
-    def pack(self, weight: torch.Tensor, arena: Arena) -> Packed:
-        """Pack ``weight``, [columns, depth] in fp32 or bf16, as a linear layer holds it."""
+    def pack(self, weight: torch.Tensor, arena: Arena, *, int8: bool = False) -> Packed:
+        """Pack ``weight``, [columns, depth] in fp32 or bf16, as a linear layer holds it.
+
+        With ``int8`` each column keeps one byte an element and a scale: its largest size / 127.
+        """
         columns, depth = weight.shape
         pair = _pair(weight.dtype)
         if depth % pair:
             raise ValueError(f"a depth of {depth} cannot be read in pairs")
         weight = weight.contiguous()
-        units = arena.take(self._library.radix_packed_units(columns, depth, pair))
-        self._library.radix_pack(weight.data_ptr(), columns, depth, pair, units.data_ptr())
-        return Packed(units, columns, depth, weight.dtype)
+        size = self.packed_bytes(columns, depth, torch.int8 if int8 else weight.dtype)
+        data = arena.take(size)
+        scales = torch.empty(-(-columns // PANEL) * PANEL) if int8 else None
+        self._library.radix_pack(
+            weight.data_ptr(), columns, depth, pair, data.data_ptr(), _address(scales)
+        )
+        return Packed(data, scales, columns, depth, weight.dtype)
 
     def multiply(self, rows: torch.Tensor, weight: Packed, *, threads: int) -> torch.Tensor:
         """``rows``, [R, depth] in the weight's dtype, times the weight: fp32 [R, columns]."""
         _check(rows, weight.dtype, (len(rows), weight.depth))
         out = torch.empty(len(rows), weight.padded)
         self._library.radix_multiply(
-            threads, rows.data_ptr(), len(rows), weight.units.data_ptr(), weight.columns,
+            threads, rows.data_ptr(), len(rows), byref(_weight(weight)), weight.columns,
             weight.depth, _pair(weight.dtype), out.data_ptr(),
         )  # fmt: skip
         return out[:, : weight.columns]
@@ -279,8 +300,7 @@ class NativeDecoder:
         self._handle = library.radix_decoder_new(
             threads, _pair(shape.dtype), byref(described),
             (_Layer * len(layers))(*(_layer(each) for each in layers)),
-            head.units.data_ptr(), None if embedding is None else embedding.data_ptr(),
-            norm.data_ptr(),
+            byref(_weight(head)), _address(embedding), norm.data_ptr(),
         )  # fmt: skip
 
     def __del__(self) -> None:
@@ -338,13 +358,20 @@ def _check_pages(kv: torch.Tensor, page_bytes: int) -> None:
         raise ValueError(f"pages of {page_bytes} bytes are wanted, not KV of {list(kv.shape)}")
 
 
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _weight(weight: Packed) -> _Weight:
+    return _Weight(weight.data.data_ptr(), _address(weight.scales))
+
+
 def _layer(layer: LayerWeights) -> _Layer:
-    parts = []
-    for name in _LAYER:
-        part = getattr(layer, name)
-        part = part.units if isinstance(part, Packed) else part
-        parts.append(None if part is None else part.data_ptr())
-    return _Layer(*parts, int(layer.rotates))
+    parts = (getattr(layer, name) for name in _LAYER)
+    return _Layer(
+        *(_weight(part) if isinstance(part, Packed) else _address(part) for part in parts),
+        int(layer.rotates),
+    )
 
 
 def _read(function: Any, handle: int) -> tuple[int, int]:

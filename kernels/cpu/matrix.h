@@ -8,9 +8,10 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
+#include "codes.h"
 #include "pool.h"
-#include "simd.h"
 
 namespace radix {
 
@@ -18,28 +19,62 @@ constexpr int PANEL = 2 * LANES;
 
 inline int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 
+// Weights are kept in units of T, or as int8 codes with one scale a column (`scales`), which panels
+// are made of as they are read.
 template <class T>
 struct Packed {
-  const uint32_t* units = nullptr;  // [panels][depth / PAIR][PANEL]
+  const void* data = nullptr;  // [panels][depth / PAIR][PANEL][PAIR] of T or int8
+  const float* scales = nullptr;  // [panels * PANEL], or null
   int64_t columns = 0;
   int64_t depth = 0;  // a multiple of PAIR
 
   int64_t steps() const { return depth / PAIR<T>; }
-  const uint32_t* panel(int64_t index) const { return units + index * steps() * PANEL; }
+  int64_t panel_elements() const { return depth * PANEL; }
+
+  // The units of a panel, in place or in buffer `shelf` of this thread.
+  const uint32_t* panel(int64_t index, int shelf = 0) const {
+    if (!scales) return static_cast<const uint32_t*>(data) + index * steps() * PANEL;
+    static thread_local std::vector<uint32_t> shelves[2];
+    std::vector<uint32_t>& own = shelves[shelf];
+    own.resize(steps() * PANEL);
+    const uint8_t* codes = static_cast<const uint8_t*>(data) + index * panel_elements();
+    decode_all(Code::int8, codes, panel_elements(), reinterpret_cast<T*>(own.data()));
+    return own.data();
+  }
+
+  f32x16 scaled(int64_t column, f32x16 values) const {
+    return scales ? values * load(scales + column) : values;
+  }
+
+  // Element `at` of a column, as it is multiplied with.
+  float element(int64_t column, int64_t at) const {
+    const int64_t place = column / PANEL * panel_elements() +
+                          (at / PAIR<T> * PANEL + column % PANEL) * PAIR<T> + at % PAIR<T>;
+    if (!scales) return to_float(static_cast<const T*>(data)[place]);
+    return static_cast<float>(static_cast<const int8_t*>(data)[place]) * scales[column];
+  }
 };
 
-// Pack `rows` (each one column of the product) of `depth` elements; the rest of a panel is zeros.
-template <class T>
-void pack(const T* from, int64_t columns, int64_t depth, uint32_t* to) {
-  const int64_t steps = depth / PAIR<T>;
-  for (int64_t panel = 0; panel < panels(columns); ++panel, to += steps * PANEL) {
-    for (int64_t lane = 0; lane < PANEL; ++lane) {
-      const int64_t column = panel * PANEL + lane;
-      const T* row = from + column * depth;
-      for (int64_t step = 0; step < steps; ++step)
-        to[step * PANEL + lane] = column < columns ? unit_at(row + step * PAIR<T>) : 0;
-    }
+// Pack `columns` rows of `depth` elements; the rest of the last panel is zeros.
+template <class E>
+void pack(const E* from, int64_t columns, int64_t depth, int64_t pair, E* to) {
+  for (int64_t column = 0; column < panels(columns) * PANEL; ++column) {
+    E* lane = to + column / PANEL * PANEL * depth + column % PANEL * pair;
+    for (int64_t at = 0; at < depth; ++at)
+      lane[at / pair * PANEL * pair + at % pair] =
+          column < columns ? from[column * depth + at] : E{};
   }
+}
+
+// The same in int8, each column with a scale of its own.
+template <class T>
+void pack_codes(const T* from, int64_t columns, int64_t depth, uint8_t* to, float* scales) {
+  std::vector<uint8_t> codes(columns * depth);
+  std::fill_n(scales, panels(columns) * PANEL, 0.0f);
+  for (int64_t column = 0; column < columns; ++column)
+    scales[column] =
+        encode(Code::int8, from + column * depth, depth, codes.data() + column * depth);
+  pack(codes.data(), columns, depth, PAIR<T>, to);
 }
 
 // acc[r][v] = rows r of `a` times 16 v .. 16 v + 15 of each step's `WIDTH` vectors at `b`.
@@ -129,14 +164,16 @@ void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<
              Put put) {
   const int64_t steps = weight.steps();
   over_panels(pool, weight.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
+    const uint32_t* units = weight.panel(panel);
     in_tiles(a, stride, first, last, steps * PANEL,
              [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
       f32x16 acc[ROWS][2];
-      tile<T, ROWS, 2, FETCH>(row, weight.panel(panel), steps, ahead, acc);
+      tile<T, ROWS, 2, FETCH>(row, units, steps, ahead, acc);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
-        put(at + r, panel * PANEL, acc[r][0]);
-        put(at + r, panel * PANEL + LANES, acc[r][1]);
+        const int64_t column = panel * PANEL;
+        put(at + r, column, weight.scaled(column, acc[r][0]));
+        put(at + r, column + LANES, weight.scaled(column + LANES, acc[r][1]));
       }
     });
   });
@@ -148,14 +185,17 @@ void twin_product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Pa
                   const Packed<T>& other, Put put) {
   const int64_t steps = one.steps();
   over_panels(pool, one.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
+    const uint32_t *ones = one.panel(panel, 0), *others = other.panel(panel, 1);
     in_tiles(a, stride, first, last, steps * PANEL,
              [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
       f32x16 left[ROWS][2], right[ROWS][2];
-      tile<T, ROWS, 2, FETCH>(row, one.panel(panel), steps, ahead, left);
-      tile<T, ROWS, 2, FETCH>(row, other.panel(panel), steps, ahead, right);
+      tile<T, ROWS, 2, FETCH>(row, ones, steps, ahead, left);
+      tile<T, ROWS, 2, FETCH>(row, others, steps, ahead, right);
       for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < 2; ++v)
-          put(at + r, panel * PANEL + v * LANES, left[r][v], right[r][v]);
+        for (int v = 0; v < 2; ++v) {
+          const int64_t column = panel * PANEL + v * LANES;
+          put(at + r, column, one.scaled(column, left[r][v]), other.scaled(column, right[r][v]));
+        }
     });
   });
 }

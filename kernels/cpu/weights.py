@@ -16,9 +16,11 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in panels; see ``matrix.h``. ``units`` is int32 [panels, depth / pair, 32]."""
+    """A weight in panels; see ``matrix.h``. ``data`` is its bytes, of ``dtype`` or of int8."""
 
-    units: torch.Tensor
+    data: torch.Tensor
+    scales: torch.Tensor | None
+    """fp32 [columns, rounded up to panels] where ``data`` is int8."""
     columns: int
     depth: int
     dtype: torch.dtype
@@ -41,19 +43,19 @@ class Arena:
         memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
-        self._units = torch.frombuffer(memory, dtype=torch.int32)
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._used = 0
 
-    def take(self, units: int) -> torch.Tensor:
-        """int32 [units], zeros.
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size], zeros; begins at a multiple of 64.
 
         Raises:
             MemoryError: the arena is used up.
         """
-        if self._used + units > len(self._units):
+        if self._used + size > len(self._bytes):
             raise MemoryError("more weights are packed than there was room made for")
-        taken = self._units[self._used : self._used + units]
-        self._used += units
+        taken = self._bytes[self._used : self._used + size]
+        self._used += -(-size // 64) * 64
         return taken
 
 

@@ -57,6 +57,11 @@ def executable(described: Description, config: EngineConfig) -> Executable:
             # All that is left to torch is small, and its idle threads would spin beside ours.
             torch.set_num_threads(1)
             return found
+    if config.quantization != "none":
+        raise ConfigError(
+            f"quantization {config.quantization} needs the native decoder of a CPU, which does "
+            "not run this model here: leave it at none."
+        )
     torch.set_num_threads(threads)
     return _Transformers(described, config, kernels, threads)
 
@@ -95,8 +100,12 @@ def _native(
         max_model_len=described.max_model_len,
         threads=threads,
         together=config.cascade_attention,
+        int8=config.quantization == "int8",
     )
-    return _Native(model, geometry, kernels.features)
+    kind = (
+        f"{kernels.features}, int8 weights" if config.quantization == "int8" else kernels.features
+    )
+    return _Native(model, geometry, kind)
 
 
 def _tensors(described: Description) -> native.Tensors:

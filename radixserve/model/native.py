@@ -104,12 +104,13 @@ class NativeModel:
         max_model_len: int,
         threads: int,
         together: bool = True,
+        int8: bool = False,
     ):
-        """``tensors`` have to be ``complete``."""
+        """``tensors`` have to be ``complete``. With ``int8`` their products are quantized."""
         shape = decoder_shape(config, dtype)
         self.dtype = dtype
         self._together = together
-        packer = _Packer(config, shape, tensors, kernels)
+        packer = _Packer(config, shape, tensors, kernels, int8)
         layers = [packer.layer(index) for index in range(config.num_hidden_layers)]
         tied = "lm_head.weight" not in tensors
         table = packer.tensor("model.embed_tokens.weight")
@@ -148,18 +149,24 @@ class _Packer:
     """Takes weights out of a checkpoint and brings them into the kernels' form."""
 
     def __init__(
-        self, config: PreTrainedConfig, shape: DecoderShape, tensors: Tensors, kernels: CpuKernels
+        self,
+        config: PreTrainedConfig,
+        shape: DecoderShape,
+        tensors: Tensors,
+        kernels: CpuKernels,
+        int8: bool,
     ):
-        self._config, self._shape = config, shape
+        self._config, self._shape, self._int8 = config, shape, int8
         self._tensors, self._kernels = tensors, kernels
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         a_layer = [
             (wide + 2 * narrow, shape.hidden), (shape.hidden, wide), (shape.inner, shape.hidden),
             (shape.inner, shape.hidden), (shape.hidden, shape.inner),
         ]  # fmt: skip
-        size = kernels.packed_bytes(shape.vocabulary, shape.hidden, shape.dtype)
+        dtype = torch.int8 if int8 else shape.dtype
+        size = kernels.packed_bytes(shape.vocabulary, shape.hidden, dtype)
         size += config.num_hidden_layers * sum(
-            kernels.packed_bytes(*form, shape.dtype) for form in a_layer
+            kernels.packed_bytes(*form, dtype) for form in a_layer
         )
         self._arena = Arena(size)
 
@@ -190,7 +197,7 @@ class _Packer:
         return self.tensor(name).float().contiguous().clone()
 
     def pack(self, weight: torch.Tensor) -> Packed:
-        return self._kernels.pack(weight, self._arena)
+        return self._kernels.pack(weight, self._arena, int8=self._int8)
 
     def _maybe(self, name: str) -> torch.Tensor | None:
         return self.vector(name) if name in self._tensors else None

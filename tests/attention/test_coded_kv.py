@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from radixserve.kernels.kv_codes import LARGEST, Code, dequantize, quantize
 
 from radixserve.attention.arrays import paged_batch
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.cpu import CpuAttention, kernels
 from radixserve.attention.reference import ReferenceAttention
+from radixserve.kernels.kv_codes import LARGEST, Code, dequantize, quantize
 from radixserve.scheduling.plan import StepPlan
 from tests.attention.test_cpu import LAYER, TOLERANCE, World
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from radixserve.kernels.cpu.weights import PageForm
 
 from radixserve.attention.arrays import paged_batch
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.cpu import CpuAttention, kernels
 from radixserve.attention.reference import ReferenceAttention
+from radixserve.kernels.cpu.weights import PageForm
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.tokens import pack
 

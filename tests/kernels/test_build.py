@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from radixserve.kernels.cpu import build
-from radixserve.kernels.cpu.library import CpuKernels
 
 from radixserve.attention import cpu
 from radixserve.config import EngineConfig
+from radixserve.kernels.cpu import build
+from radixserve.kernels.cpu.library import CpuKernels
 from radixserve.model.loader import ModelFiles
 from radixserve.model.runner import ModelRunner
 from tests.model import tiny

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from radixserve.kernels.page_copy import copy_pages
 
 PAGE = 4

@@ -118,6 +118,32 @@ def test_kv_in_8_bits_changes_little(tmp_path: Path, code: str, backend: str):
     assert 0 < (found - exact).norm() / spread < (0.1 if code == "int8" else 0.3)
 
 
+@pytest.mark.parametrize("form", ["tied embeddings", "sizes that fill no panel", "biases"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_in_8_bits_are_those_that_are_rounded_so(tmp_path: Path, form: str, dtype: str):
+    directory = tiny.save(tmp_path, FORMS[form])
+    found, name = logits(directory, PROMPT, quantization="int8", dtype=dtype)
+    assert "int8 weights" in name
+    weights = load_file(directory / "model.safetensors")
+    for key, weight in weights.items():
+        if weight.dim() == 2 and (FORMS[form].tie_word_embeddings or "embed" not in key):
+            wide = weight.to(getattr(torch, dtype)).float()
+            scales = wide.abs().amax(1, keepdim=True) / 127
+            weights[key] = (wide / scales).round() * scales
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    rounded, _ = logits(directory, PROMPT)
+    spread = (rounded - rounded.mean(-1, keepdim=True)).norm()
+    assert (found - rounded).norm() / spread < (2e-3 if dtype == "float32" else 0.05)
+    exact = expected(tiny.save(tmp_path / "exact", FORMS[form]))
+    assert (found - exact).norm() / spread > 5e-3
+
+
+def test_weights_in_8_bits_need_the_native_decoder(tmp_path: Path):
+    directory = tiny.save(tmp_path, FORMS["biases"])
+    with pytest.raises(ConfigError, match="quantization int8 needs the native decoder"):
+        logits(directory, PROMPT, quantization="int8", attention_backend="native")
+
+
 def test_kv_in_8_bits_needs_the_kernels(tmp_path: Path):
     directory = tiny.save(tmp_path, FORMS["tied embeddings"])
     with pytest.raises(ConfigError, match="kv_cache_dtype int8 needs the native kernels"):

@@ -1,0 +1,96 @@
+// Numbers in 8 bits beside a scale: int8, and e4m3 floats.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "simd.h"
+
+namespace radix {
+
+enum class Code : int64_t { none, int8, e4m3 };
+
+inline float largest_of(Code code) { return code == Code::int8 ? 127.0f : 448.0f; }
+
+// The nearest code of a value between -448 and 448: four bits of exponent, three of mantissa
+// (Micikevicius et al., "FP8 formats for deep learning", 2022).
+inline uint8_t to_e4m3(float value) {
+  uint32_t bits;
+  const float small = value * 0x1p-120f;  // the exponent's bias becomes that of the code
+  std::memcpy(&bits, &small, sizeof bits);
+  const uint32_t size = bits & 0x7fffffffu;
+  const uint32_t code = (size + 0x7ffffu + ((size >> 20) & 1)) >> 20;
+  return static_cast<uint8_t>(std::min(code, 0x7eu) | ((bits >> 24) & 0x80u));
+}
+
+inline float from_e4m3(uint8_t code) {
+  const uint32_t bits = static_cast<uint32_t>(code & 0x7f) << 20;
+  float small;
+  std::memcpy(&small, &bits, sizeof small);
+  return (code & 0x80 ? -small : small) * 0x1p120f;
+}
+
+// Codes of a vector; returns its scale.
+template <class T>
+inline float encode(Code code, const T* from, int64_t size, uint8_t* to) {
+  float most = 0, total = 0;
+  for (int64_t d = 0; d < size; ++d) {
+    most = std::max(most, std::abs(to_float(from[d])));
+    total += to_float(from[d]);
+  }
+  if (!std::isfinite(total)) {
+    // What is no number stays none, so that whoever reads it notices.
+    std::fill_n(to, size, uint8_t{0});
+    return std::nanf("");
+  }
+  const float share = most > 0 ? largest_of(code) / most : 0.0f;
+  for (int64_t d = 0; d < size; ++d) {
+    const float value = to_float(from[d]) * share;
+    to[d] = code == Code::int8 ? static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(value)))
+                               : to_e4m3(value);
+  }
+  return most / largest_of(code);
+}
+
+inline f32x16 to_floats(i32x16 values) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32x16>(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(values)));
+#else
+  return __builtin_convertvector(values, f32x16);
+#endif
+}
+
+// Sixteen bytes as integers.
+template <bool SIGNED>
+inline i32x16 widen(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<i32x16>(SIGNED ? _mm512_cvtepi8_epi32(bytes)
+                                         : _mm512_cvtepu8_epi32(bytes));
+#else
+  i32x16 wide;
+  for (int i = 0; i < LANES; ++i)
+    wide[i] = SIGNED ? static_cast<int8_t>(from[i]) : static_cast<int32_t>(from[i]);
+  return wide;
+#endif
+}
+
+// Sixteen codes as numbers, without their scale.
+template <Code CODE>
+inline f32x16 decode(const uint8_t* from) {
+  if constexpr (CODE == Code::int8) return to_floats(widen<true>(from));
+  const i32x16 wide = widen<false>(from);
+  const f32x16 size = as_floats((wide & 0x7f) << 20) * splat(0x1p120f);
+  return as_floats(as_ints(size) | ((wide & 0x80) << 24));
+}
+
+// `count` codes, a multiple of sixteen, as numbers without their scale.
+template <class T>
+inline void decode_all(Code code, const uint8_t* from, int64_t count, T* to) {
+  if (code == Code::int8)
+    for (int64_t i = 0; i < count; i += LANES) store_as(to + i, decode<Code::int8>(from + i));
+  else
+    for (int64_t i = 0; i < count; i += LANES) store_as(to + i, decode<Code::e4m3>(from + i));
+}
+
+}  // namespace radix
