@@ -133,8 +133,8 @@ async def warm_and_cold(bench: Bench) -> None:
 async def arrivals(bench: Bench) -> None:
     """Poisson arrivals at shares of the saturated rate: continuous against static batching."""
     for name, original, factor in (
-        ("sharegpt", SHAREGPT, bench.size.sharegpt),
         ("alpaca", ALPACA, bench.size.alpaca),
+        ("sharegpt", SHAREGPT, bench.size.sharegpt),
     ):
         await _arrivals(bench, name, original.scaled(factor), factor)
 
