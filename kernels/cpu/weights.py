@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 
 import torch
+
+from radixserve.kernels.memory import huge
 
 PANEL = 32
 """Columns of a weight that lie side by side; outputs are padded to whole panels."""
@@ -32,18 +33,15 @@ class Packed:
 
 
 class Arena:
-    """Memory for packed weights, in huge pages where the system has them.
-
-    A step reads all weights once, from front to end: with small pages a tenth of that time goes
-    into looking up addresses.
-    """
+    """Memory for packed weights, which a step reads once, from front to end."""
 
     def __init__(self, size: int):
-        """``size`` in bytes."""
-        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        """``size`` in bytes.
+
+        Raises:
+            MemoryError: the system refuses that much.
+        """
+        self._bytes = huge(size)
         self._used = 0
 
     def take(self, size: int) -> torch.Tensor:

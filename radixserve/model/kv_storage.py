@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.kernels.kv_codes import Code
+from radixserve.kernels.memory import huge
 from radixserve.kernels.page_copy import copy_pages
 
 MOST_PAGES = 1 << 20
@@ -100,7 +102,10 @@ class KvStorage:
         self.page_size = page_size
         shape, dtype = geometry.shape(num_pages, page_size)
         try:
-            self.kv = torch.empty(shape, dtype=dtype, device=device)
+            if device.type == "cpu":
+                self.kv = huge(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+            else:
+                self.kv = torch.empty(shape, dtype=dtype, device=device)
         except (RuntimeError, MemoryError) as error:
             needed = geometry.token_bytes * page_size * num_pages
             raise ConfigError(
