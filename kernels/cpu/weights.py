@@ -41,7 +41,7 @@ class Arena:
         Raises:
             MemoryError: the system refuses that much.
         """
-        self._bytes = huge(size)
+        self._bytes: torch.Tensor = huge(size)
         self._used = 0
 
     def take(self, size: int) -> torch.Tensor:
