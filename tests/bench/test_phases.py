@@ -21,7 +21,7 @@ def test_every_workload_can_be_built_shares_something_and_fits(name: str, quick:
 
     assert workload.name == name
     assert sum(shared_tokens(turn.prompt for turn in workload.turns)) > 0
-    assert all(len(turn.prompt) + turn.output < 2048 for turn in workload.turns)
+    assert all(len(turn.prompt) + turn.output < 8192 for turn in workload.turns)
 
 
 def test_the_scale_multiplies_the_requests() -> None:
@@ -30,7 +30,7 @@ def test_the_scale_multiplies_the_requests() -> None:
         for scale in (0.5, 2.0)
     ]
 
-    assert sizes == [8, 32]
+    assert sizes == [12, 48]
 
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
