@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 
 import pytest
@@ -324,6 +324,15 @@ def test_an_answer_that_is_dropped_is_aborted_in_the_engine():
         assert "".join(piece.text for piece in local.stream([user("Hi")])) == "Hello!"
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGINT is heard, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_stops_the_engine_s_answer_and_the_next_one_comes():
     engine = Engine()
     engine.ctrl_c = True
