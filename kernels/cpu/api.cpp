@@ -29,7 +29,6 @@ struct LayerPointers {
 struct AnyDecoder {
   virtual ~AnyDecoder() = default;
   virtual void run(const Step& step) = 0;
-  virtual const Work& work() const = 0;
 };
 
 template <class T>
@@ -53,7 +52,6 @@ struct TypedDecoder final : AnyDecoder {
     return {weight.data, weight.scales, columns, depth};
   }
   void run(const Step& step) override { decoder.run(step); }
-  const Work& work() const override { return decoder.work(); }
   Pool pool;
   Decoder<T> decoder;
 };
@@ -207,10 +205,5 @@ AnyDecoder* radix_decoder_new(int64_t threads, int64_t pair, const Shape* shape,
 void radix_decoder_free(AnyDecoder* decoder) { delete decoder; }
 
 void radix_decoder_run(AnyDecoder* decoder, const Step* step) { decoder->run(*step); }
-
-void radix_decoder_read(const AnyDecoder* decoder, int64_t* apart, int64_t* together) {
-  *apart = decoder->work().read_apart;
-  *together = decoder->work().read_together;
-}
 
 }  // extern "C"

@@ -23,13 +23,6 @@ inline uint8_t to_e4m3(float value) {
   return static_cast<uint8_t>(std::min(code, 0x7eu) | ((bits >> 24) & 0x80u));
 }
 
-inline float from_e4m3(uint8_t code) {
-  const uint32_t bits = static_cast<uint32_t>(code & 0x7f) << 20;
-  float small;
-  std::memcpy(&small, &bits, sizeof small);
-  return (code & 0x80 ? -small : small) * 0x1p120f;
-}
-
 // Codes of a vector; returns its scale.
 template <class T>
 inline float encode(Code code, const T* from, int64_t size, uint8_t* to) {

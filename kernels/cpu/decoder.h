@@ -55,8 +55,6 @@ class Decoder {
 
   std::vector<Layer<T>> layers;
 
-  const Work& work() const { return attention_.work(); }
-
   void run(const Step& step) {
     attention_.begin(step.batch, step.together);
     const int64_t tokens = step.batch.tokens;

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_bool, c_float, c_int64, c_void_p
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -111,7 +110,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "radix_decoder_free": (None, (c_void_p,)),
     "radix_decoder_run": (None, (c_void_p, POINTER(_Step))),
-    "radix_decoder_read": (None, (c_void_p, POINTER(c_int64), POINTER(c_int64))),
 }
 
 
@@ -193,9 +191,8 @@ class CpuKernels:
         return NativeDecoder(self._library, shape, weights, pages, self.page_bytes(pages), threads)
 
 
-@dataclass(frozen=True, slots=True)
-class StepArrays:
-    """The arrays of a step, contiguous and on the CPU; names and types as in ``PagedBatch``."""
+class StepArrays(Protocol):
+    """The arrays of a step, contiguous and on the CPU: what ``PagedBatch`` holds."""
 
     page_size: int
     qo_indptr: torch.Tensor
@@ -206,14 +203,6 @@ class StepArrays:
     append_pages: torch.Tensor
     append_offsets: torch.Tensor
     sample_rows: torch.Tensor
-
-    def batch(self) -> _Batch:
-        """As the library reads it; valid while these arrays live."""
-        return _Batch(
-            len(self.last_page_len), len(self.token_ids), self.qo_indptr.data_ptr(),
-            self.kv_indptr.data_ptr(), self.kv_indices.data_ptr(), self.last_page_len.data_ptr(),
-            self.page_size,
-        )  # fmt: skip
 
 
 class NativeAttention:
@@ -237,7 +226,7 @@ class NativeAttention:
     def begin(self, arrays: StepArrays, *, together: bool = True) -> None:
         """Plan a step; without ``together`` every row reads its whole context for itself."""
         self._arrays = arrays
-        self._library.radix_attention_begin(self._handle, byref(arrays.batch()), together)
+        self._library.radix_attention_begin(self._handle, byref(_batch(arrays)), together)
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write ``key`` and ``value``, [T, kv_heads, head_dim], into the slots of the step."""
@@ -268,7 +257,9 @@ class NativeAttention:
     @property
     def read(self) -> tuple[int, int]:
         """Tokens of KV that the decoding rows of this step need, and that are read for them."""
-        return _read(self._library.radix_attention_read, self._handle)
+        apart, together = c_int64(), c_int64()
+        self._library.radix_attention_read(self._handle, byref(apart), byref(together))
+        return apart.value, together.value
 
     def _step(self) -> StepArrays:
         if self._arrays is None:
@@ -327,7 +318,7 @@ class NativeDecoder:
         samples = len(arrays.sample_rows)
         logits = torch.empty(samples, self._padded)
         step = _Step(
-            arrays.batch(), arrays.token_ids.data_ptr(), arrays.append_pages.data_ptr(),
+            _batch(arrays), arrays.token_ids.data_ptr(), arrays.append_pages.data_ptr(),
             arrays.append_offsets.data_ptr(), cosines.data_ptr(), sines.data_ptr(),
             arrays.sample_rows.data_ptr(), samples, kv.data_ptr(),
             kv.stride(0) * kv.itemsize,
@@ -336,10 +327,14 @@ class NativeDecoder:
         self._library.radix_decoder_run(self._handle, byref(step))
         return logits[:, : self._shape.vocabulary]
 
-    @property
-    def read(self) -> tuple[int, int]:
-        """Tokens of KV that the decoding rows of the last step needed, and that were read."""
-        return _read(self._library.radix_decoder_read, self._handle)
+
+def _batch(arrays: StepArrays) -> _Batch:
+    """As the library reads it; valid while ``arrays`` live."""
+    return _Batch(
+        len(arrays.last_page_len), len(arrays.token_ids), arrays.qo_indptr.data_ptr(),
+        arrays.kv_indptr.data_ptr(), arrays.kv_indices.data_ptr(),
+        arrays.last_page_len.data_ptr(), arrays.page_size,
+    )  # fmt: skip
 
 
 def _pair(dtype: torch.dtype) -> int:
@@ -372,9 +367,3 @@ def _layer(layer: LayerWeights) -> _Layer:
         *(_weight(part) if isinstance(part, Packed) else _address(part) for part in parts),
         int(layer.rotates),
     )
-
-
-def _read(function: Any, handle: int) -> tuple[int, int]:
-    apart, together = c_int64(), c_int64()
-    function(handle, byref(apart), byref(together))
-    return apart.value, together.value

@@ -11,7 +11,7 @@ import torch
 from radixserve.attention.arrays import PagedBatch
 from radixserve.folders import cache_directory
 from radixserve.kernels.cpu import build
-from radixserve.kernels.cpu.library import CpuKernels, StepArrays
+from radixserve.kernels.cpu.library import CpuKernels
 from radixserve.kernels.cpu.weights import PageForm
 
 log = logging.getLogger(__name__)
@@ -32,21 +32,6 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def step_arrays(batch: PagedBatch) -> StepArrays:
-    """``batch`` as the kernels take it."""
-    return StepArrays(
-        page_size=batch.page_size,
-        qo_indptr=batch.qo_indptr,
-        kv_indptr=batch.kv_indptr,
-        kv_indices=batch.kv_indices,
-        last_page_len=batch.last_page_len,
-        token_ids=batch.token_ids,
-        append_pages=batch.append_pages,
-        append_offsets=batch.append_offsets,
-        sample_rows=batch.sample_rows,
-    )
 
 
 class CpuAttention:
@@ -71,7 +56,7 @@ class CpuAttention:
 
     def begin(self, batch: PagedBatch) -> None:
         """Find out which rows share which pages. O(rows · shared pages)."""
-        self._native.begin(step_arrays(batch), together=self._together)
+        self._native.begin(batch, together=self._together)
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """See ``AttentionBackend.append``."""

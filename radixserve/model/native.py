@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from radixserve.attention.arrays import PagedBatch
-from radixserve.attention.cpu import step_arrays
 from radixserve.kernels.cpu.library import CpuKernels
 from radixserve.kernels.cpu.weights import (
     DTYPES,
@@ -108,7 +107,6 @@ class NativeModel:
     ):
         """``tensors`` have to be ``complete``. With ``int8`` their products are quantized."""
         shape = decoder_shape(config, dtype)
-        self.dtype = dtype
         self._together = together
         packer = _Packer(config, shape, tensors, kernels, int8)
         layers = [packer.layer(index) for index in range(config.num_hidden_layers)]
@@ -133,16 +131,8 @@ class NativeModel:
         lay out in their own order.
         """
         cosines, sines = self._cosines[batch.positions], self._sines[batch.positions]
-        logits: torch.Tensor = self._decoder.run(
-            step_arrays(batch), kv, cosines, sines, together=self._together
-        )
+        logits: torch.Tensor = self._decoder.run(batch, kv, cosines, sines, together=self._together)
         return logits
-
-    @property
-    def read(self) -> tuple[int, int]:
-        """Tokens of KV that the decoding rows of the last step needed, and that were read."""
-        apart, together = self._decoder.read
-        return apart, together
 
 
 class _Packer:
