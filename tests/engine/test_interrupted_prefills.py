@@ -31,6 +31,11 @@ def ask(core: EngineCore, name: str, prompt: list[int]) -> None:
 def finish(core: EngineCore, name: str, prompt: list[int]) -> tuple[list[int], int]:
     """The tokens of an answer, and how many of its prompt were cached."""
     ask(core, name, prompt)
+    return run_out(core)
+
+
+def run_out(core: EngineCore) -> tuple[list[int], int]:
+    """The tokens of the only request that is left, and how many of its prompt were cached."""
     tokens: list[int] = []
     while not core.idle:
         for delta in core.step():

@@ -12,6 +12,7 @@ from radixserve.engine.messages import GenerationRequest
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.engine.test_equals_transformers import engine
+from tests.engine.test_interrupted_prefills import run_out
 from tests.model import tiny
 
 PROMPT = [(17 * i * i + 5 * i + 9) % tiny.VOCABULARY for i in range(70)]
@@ -27,13 +28,7 @@ def answer(core: EngineCore, prompt: list[int], **sampling: Any) -> tuple[list[i
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, **sampling)
     name = f"r{core.stats().steps}"
     core.add(GenerationRequest(id=name, tokens=pack(prompt), sampling=params))
-    tokens: list[int] = []
-    while not core.idle:
-        for delta in core.step():
-            assert delta.error is None
-            tokens += [sampled.token for sampled in delta.sampled]
-            cached = delta.usage.cached_tokens
-    return tokens, cached
+    return run_out(core)
 
 
 @pytest.mark.parametrize(
