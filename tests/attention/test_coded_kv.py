@@ -17,6 +17,10 @@ from tests.attention.test_cpu import LAYER, TOLERANCE, World
 
 CODES: tuple[Code, ...] = ("int8", "fp8_e4m3")
 
+pytestmark = pytest.mark.skipif(
+    kernels() is None, reason="there is no C++ compiler to make the native kernels with"
+)
+
 
 class Rounded(ReferenceAttention):
     """The reference, on KV that went through a code and back."""

@@ -21,6 +21,10 @@ from radixserve.tokens import pack
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 LAYER = 1
 
+pytestmark = pytest.mark.skipif(
+    kernels() is None, reason="there is no C++ compiler to make the native kernels with"
+)
+
 
 @dataclass
 class World:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from radixserve.kernels.cpu.library import CpuKernels
 from radixserve.model.loader import ModelFiles
 from radixserve.model.runner import ModelRunner
 from tests.model import tiny
+
+COMPILES = pytest.mark.skipif(
+    not any(shutil.which(name) for name in build.COMPILERS),
+    reason="there is no C++ compiler to try",
+)
 
 
 @pytest.fixture
@@ -41,6 +47,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return make
 
 
+@COMPILES
 def test_they_are_compiled_once_and_then_found(small: Path, tmp_path: Path):
     said: list[str] = []
     first = build.load(tmp_path / "cache", said.append)
@@ -50,12 +57,14 @@ def test_they_are_compiled_once_and_then_found(small: Path, tmp_path: Path):
     assert "once" in said[0]
 
 
+@COMPILES
 def test_other_sources_are_compiled_anew(small: Path, tmp_path: Path):
     build.load(tmp_path / "cache", lambda said: None)
     (small / "api.cpp").write_text('extern "C" int answer() { return 43; }\n')
     assert build.load(tmp_path / "cache", lambda said: None).answer() == 43
 
 
+@COMPILES
 def test_another_machine_or_compiler_has_a_library_of_its_own(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -66,6 +75,7 @@ def test_another_machine_or_compiler_has_a_library_of_its_own(
     assert len({here, there, build._key("c++")}) == 3
 
 
+@COMPILES
 def test_a_damaged_library_is_made_anew(small: Path, tmp_path: Path):
     build.load(tmp_path / "cache", lambda said: None)
     (made,) = (tmp_path / "cache").glob("*.so")
@@ -74,6 +84,7 @@ def test_a_damaged_library_is_made_anew(small: Path, tmp_path: Path):
     assert build.load(tmp_path / "cache", lambda said: None).answer() == 42
 
 
+@COMPILES
 def test_a_folder_that_cannot_be_written_costs_a_compilation_a_run(small: Path, tmp_path: Path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
@@ -132,6 +143,7 @@ def test_without_kernels_the_model_runs_in_plain_torch_and_one_line_says_so(
     assert "apt-get install" in line
 
 
+@COMPILES
 def test_the_real_ones_say_what_they_were_compiled_for():
     native = cpu.kernels()
     assert isinstance(native, CpuKernels)

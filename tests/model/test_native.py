@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from radixserve.attention.arrays import paged_batch
+from radixserve.attention.cpu import kernels
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
 from radixserve.model import native
@@ -63,6 +64,10 @@ FORMS: dict[str, PreTrainedConfig] = {
     "layers that do not rotate": SmolLM3Config(**SMALL, no_rope_layers=[1, 1, 0, 1]),
 }
 PROMPT = [(29 * i * i + 3 * i + 5) % 250 for i in range(70)]
+
+pytestmark = pytest.mark.skipif(
+    kernels() is None, reason="there is no C++ compiler to make the native kernels with"
+)
 
 
 def logits(directory: Path, prompt: list[int], **settings: Any) -> tuple[torch.Tensor, str]:
