@@ -27,8 +27,7 @@ class Attention {
   void begin(const Batch& batch, bool together) {
     const int64_t enough = (4 * pool_.threads() + shape_.kv_heads - 1) / shape_.kv_heads;
     Grouping(batch, sharers_, enough, together, work_);
-    parts_.resize(work_.total_parts * heads_ * shape_.head_dim);
-    weights_.resize(work_.total_parts * heads_);
+    parts_.resize(work_.total_parts * heads_ * part_size());
     tokens_ = batch.tokens;
   }
 
@@ -42,24 +41,35 @@ class Attention {
     pool_.share(units, [&](int64_t unit) {
       attend(scratch_[thread], kv, query, out, {scale, soft_cap},
              work_.items[unit / shape_.kv_heads], unit % shape_.kv_heads);
-    });
+    }, 1);
     if (work_.total_parts)
-      pool_.share(tokens_, [&](int64_t token) { merge(token, out); }, 8);
+      pool_.share(tokens_, [&](int64_t token) { merge(token, out); });
   }
 
  private:
   struct Bend {
     float scale, soft_cap;
 
-    // From products to exponents of two.
-    f32x16 operator()(f32x16 score) const {
-      if (soft_cap <= 0.0f) return score * splat(scale * LOG2_E);
-      return tanh_of(score * splat(scale / soft_cap)) * splat(soft_cap * LOG2_E);
-    }
-  };
+    // From what scores are now to exponents of two.
+    float factor() const { return soft_cap > 0.0f ? LOG2_E : scale * LOG2_E; }
 
-  struct Weight {
-    float most, sum;  // the largest score, in powers of two, and the sum of weights beside it
+    // Cap the scores of one query that sees the first `seen` tokens of `tiles` tiles, mask the
+    // others, and return the largest in each lane.
+    f32x16 operator()(float* score, int tiles, int64_t seen) const {
+      if (soft_cap > 0.0f)
+        for (int v = 0; v < tiles; ++v) {
+          const f32x16 value = load(score + v * LANES) * splat(scale / soft_cap);
+          store(score + v * LANES, tanh_of(value) * splat(soft_cap));
+        }
+      for (int v = static_cast<int>(std::max<int64_t>(0, seen) / LANES); v < tiles; ++v) {
+        const int lanes = static_cast<int>(std::clamp<int64_t>(seen - v * LANES, 0, LANES));
+        const i32x16 sees = COUNTING < splat_unit(lanes);
+        store(score + v * LANES, choose(sees, load(score + v * LANES), splat(NOTHING)));
+      }
+      f32x16 most = splat(NOTHING);
+      for (int v = 0; v < tiles; ++v) most = larger(most, load(score + v * LANES));
+      return most;
+    }
   };
 
   struct Scratch {
@@ -98,7 +108,7 @@ class Attention {
         });
       }
     }
-    for (int64_t i = 0; i < queries; ++i) finish(mine, item, i, head, out);
+    for (int64_t i = 0; i < queries; ++i) finish(mine, item, i, head, bend, out);
   }
 
   // Let ROWS queries see one block.
@@ -106,29 +116,24 @@ class Attention {
   void look(Scratch& mine, int64_t first, const Block<T>& block, int64_t at, int64_t end,
             Bend bend) {
     const int64_t dim = shape_.head_dim;
-    const auto seen = [&](int r) { return std::min(end, mine.visible[first + r]) - at; };
     // Queries are in order of position: what the last one does not see, none does.
+    const auto seen = [&](int r) { return std::min(end, mine.visible[first + r]) - at; };
     const int tiles = static_cast<int>((seen(ROWS - 1) + LANES - 1) / LANES);
     alignas(64) float score[ROWS][BLOCK_TOKENS];
-    f32x16 most[ROWS];
-    for (int r = 0; r < ROWS; ++r) most[r] = splat(NOTHING);
     for (int tile = 0; tile < tiles; tile += SCORE_TILES)
-      scores<ROWS>(&mine.query[first * dim], block, tile, bend, seen, score, most);
+      scores<ROWS>(&mine.query[first * dim], block, tile, score);
     alignas(64) T weight[ROWS][BLOCK_TOKENS];
     f32x16 fade[ROWS];
     for (int r = 0; r < ROWS; ++r) {
+      const f32x16 most = bend(score[r], tiles, seen(r));
       const float before = mine.most[first + r];
-      const float now = std::max(before, largest(most[r]));
+      const float now = std::max(before, largest(most));
       mine.most[first + r] = now;
-      fade[r] = exp2_of<float>(splat(before - now));
-      f32x16 total = splat(0.0f);
-      for (int v = 0; v < tiles; ++v) {
-        f32x16 p = exp2_of<T>(load(&score[r][v * LANES]) - splat(now));
-        if (now == NOTHING) p = splat(0.0f);  // it sees nothing of this block, nor of any before
-        total += p;
-        if (block.value_scales) p *= load(block.value_scales + v * LANES);
-        store_as(&weight[r][v * LANES], p);
-      }
+      fade[r] = exp2_of<float>(splat((before - now) * bend.factor()));
+      // Where it sees nothing, neither here nor in a block before, all weights are 0.
+      const f32x16 total = now == NOTHING
+          ? zeros(weight[r], tiles)
+          : weigh(score[r], tiles, bend.factor(), now, block.value_scales, weight[r]);
       float* sums = &mine.sums[(first + r) * LANES];
       store(sums, load(sums) * fade[r] + total);
     }
@@ -138,13 +143,33 @@ class Attention {
     for (; d < dim; d += LANES) gather<ROWS, 1>(mine, first, block, tiles, weight, fade, d);
   }
 
-  // Scores of tiles [tile, tile + SCORE_TILES), and the largest so far in each lane.
-  template <int ROWS, class Seen>
-  void scores(const T* query, const Block<T>& block, int tile, Bend bend, Seen seen,
-              float (&score)[ROWS][BLOCK_TOKENS], f32x16 (&most)[ROWS]) {
+  static f32x16 zeros(T* weight, int tiles) {
+    for (int v = 0; v < tiles; ++v) store_as(weight + v * LANES, splat(0.0f));
+    return splat(0.0f);
+  }
+
+  // Weights of one query's scores, and their sums in each lane.
+  static f32x16 weigh(const float* score, int tiles, float factor, float most, const float* scales,
+                      T* weight) {
+    f32x16 total = splat(0.0f);
+    const f32x16 slope = splat(factor), level = splat(most * factor);
+    for (int v = 0; v < tiles; ++v) {
+      f32x16 p = exp2_of<T>(load(score + v * LANES) * slope - level);
+      total += p;
+      if (scales) p *= load(scales + v * LANES);
+      store_as(weight + v * LANES, p);
+    }
+    return total;
+  }
+
+  // Products of ROWS queries with the keys of tiles [tile, tile + SCORE_TILES).
+  template <int ROWS>
+  void scores(const T* query, const Block<T>& block, int tile, float (&score)[ROWS][BLOCK_TOKENS]) {
     const int64_t dim = shape_.head_dim, steps = dim / PAIR<T>;
     f32x16 acc[ROWS][SCORE_TILES];
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
       for (int v = 0; v < SCORE_TILES; ++v) acc[r][v] = splat(0.0f);
     const uint32_t* const* from = block.keys + tile;
     for (int64_t step = 0; step < steps; ++step) {
@@ -159,19 +184,12 @@ class Attention {
           acc[r][v] = multiply_add<T>(acc[r][v], one, keys[v]);
       }
     }
-    for (int r = 0; r < ROWS; ++r) {
-      const int64_t in_sight = seen(r) - tile * LANES;
-      for (int v = 0; v < SCORE_TILES; ++v) {
-        f32x16 value = acc[r][v];
-        if (block.key_scales) value *= load(block.key_scales + (tile + v) * LANES);
-        value = bend(value);
-        if (in_sight < (v + 1) * LANES) {
-          const int lanes = static_cast<int>(std::clamp<int64_t>(in_sight - v * LANES, 0, LANES));
-          value = choose(COUNTING < splat_unit(lanes), value, splat(NOTHING));
-        }
-        most[r] = larger(most[r], value);
-        store(&score[r][(tile + v) * LANES], value);
-      }
+#pragma GCC unroll 4
+    for (int v = 0; v < SCORE_TILES; ++v) {
+      const float* scales = block.key_scales + (tile + v) * LANES;
+      const f32x16 scale = block.key_scales ? load(scales) : splat(1.0f);
+#pragma GCC unroll 6
+      for (int r = 0; r < ROWS; ++r) store(&score[r][(tile + v) * LANES], acc[r][v] * scale);
     }
   }
 
@@ -207,7 +225,16 @@ class Attention {
         store(&mine.out[(first + r) * dim + d + v * LANES], acc[r][v]);
   }
 
-  void finish(Scratch& mine, const Item& item, int64_t query, int64_t head, T* out) {
+  // A part of one token and head: its largest score, in powers of two, and the sum of the weights
+  // beside it; then, from LANES on, what these weights gathered. Parts share no cache line, since
+  // threads write neighbours at the same time.
+  int64_t part_size() const { return LANES + shape_.head_dim; }
+
+  float* part(int64_t token, int64_t slot, int64_t head) {
+    return &parts_[((work_.first_part[token] + slot) * heads_ + head) * part_size()];
+  }
+
+  void finish(Scratch& mine, const Item& item, int64_t query, int64_t head, Bend bend, T* out) {
     const int64_t dim = shape_.head_dim;
     const int64_t member = item.first + query / sharers_;
     const int64_t token = work_.members[member];
@@ -218,10 +245,10 @@ class Attention {
       T* to = out + (token * heads_ + query_head) * dim;
       for (int64_t d = 0; d < dim; d += LANES) store_as(to + d, load(from + d) / splat(total));
     } else {
-      const int64_t part =
-          (work_.first_part[token] + work_.slots[member]) * heads_ + query_head;
-      weights_[part] = {mine.most[query], total};
-      std::memcpy(&parts_[part * dim], from, dim * sizeof(float));
+      float* to = part(token, work_.slots[member], query_head);
+      to[0] = mine.most[query] * bend.factor();
+      to[1] = total;
+      std::memcpy(to + LANES, from, dim * sizeof(float));
     }
   }
 
@@ -229,20 +256,21 @@ class Attention {
     if (work_.first_part[token] < 0) return;
     const int64_t dim = shape_.head_dim, count = work_.parts[token];
     for (int64_t head = 0; head < heads_; ++head) {
-      const auto at = [&](int64_t i) { return (work_.first_part[token] + i) * heads_ + head; };
       float most = NOTHING;
-      for (int64_t i = 0; i < count; ++i) most = std::max(most, weights_[at(i)].most);
+      for (int64_t i = 0; i < count; ++i) most = std::max(most, part(token, i, head)[0]);
       float total = 0;
       for (int64_t i = 0; i < count; ++i) {
-        Weight& part = weights_[at(i)];
-        part.most = exp2_of<float>(splat(part.most - most))[0];  // from here on its share
-        total += part.sum * part.most;
+        float* one = part(token, i, head);
+        one[0] = exp2_of<float>(splat(one[0] - most))[0];  // from here on its share
+        total += one[1] * one[0];
       }
       T* to = out + (token * heads_ + head) * dim;
       for (int64_t d = 0; d < dim; d += LANES) {
         f32x16 all = splat(0.0f);
-        for (int64_t i = 0; i < count; ++i)
-          all += load(&parts_[at(i) * dim + d]) * splat(weights_[at(i)].most);
+        for (int64_t i = 0; i < count; ++i) {
+          const float* one = part(token, i, head);
+          all += load(one + LANES + d) * splat(one[0]);
+        }
         store_as(to + d, all / splat(total));
       }
     }
@@ -255,7 +283,6 @@ class Attention {
   Work work_;
   std::vector<Scratch> scratch_;
   std::vector<float> parts_;
-  std::vector<Weight> weights_;
 };
 
 }  // namespace radix

@@ -161,6 +161,16 @@ class Decoder {
     });
   }
 
+  // Turn each pair (d, d + head_dim / 2) of a head by the token's angles.
+  void rotate(float* head, const float* cosines, const float* sines) const {
+    float *low = head, *high = head + shape_.head_dim / 2;
+    for (int64_t d = 0; d < shape_.head_dim / 2; ++d) {
+      const float l = low[d], h = high[d];
+      low[d] = l * cosines[d] - h * sines[d];
+      high[d] = h * cosines[d] + l * sines[d];
+    }
+  }
+
   // Rotate one token's queries and keys and put its keys and values into their slots.
   void place(const Step& step, const Layer<T>& layer, uint8_t* kv, int64_t token, float* row) {
     const int64_t dim = shape_.head_dim;
@@ -176,15 +186,11 @@ class Decoder {
         for (int64_t d = 0; d < dim; ++d) from[d] *= share * norm[d];
       }
       T* to = is_query ? &query_[(token * shape_.heads + head) * dim] : key;
-      for (int64_t d = 0; d < dim / 2; ++d) {
-        const float c = layer.rotates ? cosines[d] : 1.0f, s = layer.rotates ? sines[d] : 0.0f;
-        const float low = from[d], high = from[d + dim / 2];
-        to[d] = narrow<T>(low * c - high * s);
-        to[d + dim / 2] = narrow<T>(high * c + low * s);
-      }
+      if (layer.rotates) rotate(from, cosines, sines);
+      for (int64_t d = 0; d < dim; d += LANES) store_as(to + d, load(from + d));
       if (is_query) continue;
       const float* values = from + shape_.kv_heads * dim;
-      for (int64_t d = 0; d < dim; ++d) value[d] = narrow<T>(values[d]);
+      for (int64_t d = 0; d < dim; d += LANES) store_as(value + d, load(values + d));
       append(kv, kv_, step.pages[token], step.offsets[token], head - shape_.heads, key, value);
     }
   }

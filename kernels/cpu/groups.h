@@ -3,7 +3,7 @@
 // Rows that decode, and whose page rows begin alike, share a path in the radix tree. Each run of
 // pages that several rows have in common becomes one item of work for all of them, nested runs
 // included; what a row has for itself is its own item. Contexts are cut at multiples of SPLIT
-// tokens, but for long chunks of a prefill, which are work enough. Without groups they are always
+// tokens, shared ones into longer parts, but for long chunks of a prefill, which are work enough. Without groups they are always
 // cut, and the result of a row does not depend on the batch around it or on its chunks.
 #pragma once
 
@@ -134,9 +134,12 @@ class Grouping {
 
   void add_together(const std::vector<int32_t>& rows, int64_t from, int64_t end) {
     work_.read_together += end - from;
+    // Every part of a row must be merged: no more of them than keep the threads busy.
+    const int64_t share = (end - from + enough_ - 1) / enough_;
+    const int64_t split = (share + SPLIT - 1) / SPLIT * SPLIT;
     for (size_t at = 0; at < rows.size(); at += block_) {
       const int64_t members = std::min<int64_t>(block_, rows.size() - at);
-      add(pages_of(rows[0]), from, end, SPLIT, members,
+      add(pages_of(rows[0]), from, end, split, members,
           [&](int64_t i) { return batch_.qo_indptr[rows[at + i]]; });
     }
   }

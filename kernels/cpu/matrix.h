@@ -103,7 +103,6 @@ inline void tile(const T* const* a, const uint32_t* b, int64_t steps, int64_t ah
 constexpr int TILE_ROWS = 12;
 constexpr int BLOCK_ROWS = 8 * TILE_ROWS;
 constexpr int64_t NEAR = 1024;  // units: 4 KB
-constexpr int RUNS = 3;  // of panels that a thread takes, so that no core waits long
 
 // Call `body<ROWS>()` with the number of rows as a constant, so that a tile stays in registers.
 template <class Body>
@@ -147,15 +146,14 @@ inline void in_tiles(const T* a, int64_t stride, int64_t first, int64_t last, in
 }
 
 // `each(panel, first row, last row)` for all panels and blocks of rows, by all threads of a job;
-// ends with a barrier. A thread takes runs of neighbouring panels, which it reads front to end.
+// ends with a barrier.
 template <class Each>
 void over_panels(Pool& pool, int64_t columns, int64_t rows, Each each) {
   const int64_t count = panels(columns), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  const int64_t run = std::max<int64_t>(1, count * blocks / (RUNS * pool.threads()));
   pool.share(count * blocks, [&](int64_t index) {
     const int64_t first = index / count * BLOCK_ROWS;
     each(index % count, first, std::min(rows, first + BLOCK_ROWS));
-  }, run);
+  });
 }
 
 // a [rows][stride] times `weight`: `put(row, column, values)` for each sixteen columns of a row.

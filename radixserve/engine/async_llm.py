@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import queue
 import threading
@@ -53,6 +54,7 @@ class AsyncLLM:
             ModelError: the model cannot be found, read or served.
         """
         runner, tokenizer, name = await asyncio.to_thread(self._load)
+        gc.freeze()  # what is loaded stays: looking through it would take the time of two steps
         await self.start_with(runner, tokenizer, name)
 
     async def start_with(self, runner: Runner, tokenizer: Tokenizer, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
         runner = ModelRunner(files, config, eos_token_ids=self.tokenizer.eos_token_ids)
         self.core = EngineCore(config, runner)
+        gc.freeze()  # what is loaded stays: looking through it would take the time of two steps
 
     def generate(
         self,
