@@ -38,8 +38,9 @@ from radixserve.errors import RadixServeError
 from radixserve.kernels.kv_codes import Code, dequantize, quantize
 from radixserve.model.decoder import Decoder
 from radixserve.model.kv_storage import KvGeometry, KvStorage
-from radixserve.model.loader import describe, load
+from radixserve.model.loader import describe
 from radixserve.model.survey import survey
+from radixserve.model.transformers_model import load
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -13,16 +12,12 @@ from safetensors import SafetensorError
 
 from radixserve.attention import cpu
 from radixserve.attention.arrays import PagedBatch
-from radixserve.attention.backend import AttentionBackend
-from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.kernels.cpu.library import CpuKernels
-from radixserve.kernels.cpu.weights import DTYPES, PageForm, check_heads
-from radixserve.kernels.kv_codes import Code
-from radixserve.model import native, survey
-from radixserve.model.kv_storage import KvGeometry, KvStorage
-from radixserve.model.loader import Description, load, weights
+from radixserve.model import native
+from radixserve.model.kv_storage import KvGeometry, code_of
+from radixserve.model.loader import Description
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +58,9 @@ def executable(described: Description, config: EngineConfig) -> Executable:
             "not run this model here: leave it at none."
         )
     torch.set_num_threads(threads)
-    return _Transformers(described, config, kernels, threads)
+    from radixserve.model.transformers_model import TransformersModel
+
+    return TransformersModel(described, config, kernels, threads)
 
 
 class _Native:
@@ -96,7 +93,7 @@ def _native(
         described.dtype,
         tensors,
         kernels,
-        pages=page_form(geometry, config.page_size),
+        pages=geometry.page(config.page_size),
         max_model_len=described.max_model_len,
         threads=threads,
         together=config.cascade_attention,
@@ -111,67 +108,9 @@ def _native(
 def _tensors(described: Description) -> native.Tensors:
     if not described.dummy:
         return native.checkpoint(described.path)
+    from radixserve.model.transformers_model import weights
+
     state = weights(described).state_dict()
     if described.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
     return {name: partial(torch.Tensor.detach, tensor) for name, tensor in state.items()}
-
-
-class _Transformers:
-    """Transformers' own model, whose attention is ours."""
-
-    def __init__(
-        self, described: Description, config: EngineConfig, kernels: CpuKernels | None, threads: int
-    ):
-        self._decoder = load(described)
-        geometry = survey.survey(self._decoder, described.max_model_len)
-        self._kernels = kernels if _has_kernels(geometry) else None
-        self.geometry = replace(geometry, code=code_of(config))
-        if self._kernels is None and self.geometry.code != "none":
-            raise ConfigError(
-                f"kv_cache_dtype {config.kv_cache_dtype} needs the native kernels of a CPU, which "
-                "this model or machine does not have: leave it at auto."
-            )
-        # Torch's idle threads spin for a while: with two cores ours would wait for theirs.
-        self._threads = threads if threads > 2 else 1
-        self._together = config.cascade_attention
-        kind = "reference" if self._kernels is None else self._kernels.features
-        self.name = f"transformers with {kind} attention"
-        self._page_size = config.page_size
-        trial = KvStorage(geometry, survey.PAGES, survey.PAGE, self._decoder.device)
-        backend = self._attention(trial.kv, page_form(geometry, survey.PAGE))
-        survey.self_check(self._decoder, backend, described.max_model_len)
-
-    def on(self, kv: torch.Tensor) -> Logits:
-        backend = self._attention(kv, page_form(self.geometry, self._page_size))
-        return partial(self._decoder.logits, backend=backend)
-
-    def _attention(self, kv: torch.Tensor, form: PageForm) -> AttentionBackend:
-        if self._kernels is None:
-            return ReferenceAttention(kv)
-        return cpu.CpuAttention(
-            self._kernels,
-            kv,
-            form,
-            self.geometry.heads,
-            threads=self._threads,
-            together=self._together,
-        )
-
-
-def code_of(config: EngineConfig) -> Code:
-    """How KV is kept."""
-    return "none" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-
-
-def page_form(geometry: KvGeometry, page_size: int) -> PageForm:
-    """A page of ``geometry`` as the kernels know it."""
-    return PageForm(page_size, geometry.kv_heads, geometry.head_dim, geometry.dtype, geometry.code)
-
-
-def _has_kernels(geometry: KvGeometry) -> bool:
-    try:
-        check_heads(geometry.heads, geometry.kv_heads, geometry.head_dim)
-    except ValueError:
-        return False
-    return geometry.dtype in DTYPES

@@ -11,6 +11,7 @@ import torch
 from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
+from radixserve.kernels.cpu.weights import PageForm
 from radixserve.kernels.kv_codes import Code
 from radixserve.kernels.memory import huge
 from radixserve.kernels.page_copy import copy_pages
@@ -42,6 +43,10 @@ class KvGeometry:
         vector = self.head_dim * self.dtype.itemsize if self.code == "none" else coded
         return self.layers * 2 * self.kv_heads * vector
 
+    def page(self, page_size: int) -> PageForm:
+        """A page of one layer as the kernels know it."""
+        return PageForm(page_size, self.kv_heads, self.head_dim, self.dtype, self.code)
+
     def shape(self, num_pages: int, page_size: int) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of the memory of ``num_pages`` pages."""
         if self.code != "none":
@@ -49,6 +54,11 @@ class KvGeometry:
             return (self.layers, num_pages, page), torch.uint8
         page_shape = (2, page_size, self.kv_heads, self.head_dim)
         return (self.layers, num_pages, *page_shape), self.dtype
+
+
+def code_of(config: EngineConfig) -> Code:
+    """How KV is kept."""
+    return "none" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
 def page_count(

@@ -1,4 +1,4 @@
-"""From files to a model in memory that computes attention over our pages."""
+"""What a model's files say about it, before its weights are read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import AutoConfig, PreTrainedConfig
 
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
 from radixserve.model.compatibility import check_config
-from radixserve.model.decoder import Decoder
-from radixserve.model.transformers_attention import NAME
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BUFFERS = ("inv_freq", "attn.bias", "attn.masked_bias")
-"""Ends of names that old checkpoints hold as weights and models compute themselves."""
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -81,31 +76,6 @@ def describe(path: Path, config: EngineConfig) -> Description:
     )
 
 
-def load(described: Description) -> Decoder:
-    """The model, run by transformers.
-
-    Raises:
-        ModelError: its weights are missing or damaged.
-    """
-    model = weights(described)
-    return Decoder(model.to(described.device), described.device)
-
-
-def weights(described: Description) -> PreTrainedModel:
-    """The model with its weights, on the CPU.
-
-    Raises:
-        ModelError: they are missing or damaged.
-    """
-    config, dtype = described.config, described.dtype
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if described.dummy:
-        model = _dummy(architecture, config, dtype, described.seed)
-    else:
-        model = _from_safetensors(architecture, config, described.path, dtype)
-    return model.requires_grad_(False).eval()
-
-
 def pick_device(wanted: str) -> torch.device:
     """The device to compute on; auto is a GPU when there is one.
 
@@ -152,52 +122,8 @@ def read_config(path: Path) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(str(file))
     except Exception as error:  # transformers raises what it likes; the first line says enough
         raise ModelError(
-            f"{file}: the architecture {kind!r} cannot be read: {_line(error)}"
+            f"{file}: the architecture {kind!r} cannot be read: {first_line(error)}"
         ) from error
-
-
-def _from_safetensors(
-    architecture: type[PreTrainedModel], config: PreTrainedConfig, path: Path, dtype: torch.dtype
-) -> PreTrainedModel:
-    if not any(path.glob("*.safetensors")):
-        raise ModelError(f"{path} holds no weights: *.safetensors files are needed.")
-    try:
-        model, info = architecture.from_pretrained(
-            str(path),
-            config=config,
-            dtype=dtype,
-            attn_implementation=NAME,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        raise ModelError(f"{path}: the weights cannot be loaded: {_line(error)}") from error
-    missing = sorted(info["missing_keys"])
-    odd = sorted(key for key in info["unexpected_keys"] if not key.endswith(BUFFERS))
-    for what, keys in (("lack", missing), ("hold, beyond what the model has,", odd)):
-        if keys:
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise ModelError(
-                f"{path}: the weights {what} {keys[0]}{more}: not a {architecture.__name__}."
-            )
-    return model
-
-
-def _dummy(
-    architecture: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype, seed: int
-) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            model: PreTrainedModel = architecture.from_pretrained(
-                None, config=config, state_dict={}, dtype=dtype, attn_implementation=NAME
-            )
-        except Exception as error:
-            raise ModelError(
-                f"{architecture.__name__} cannot be made from its config: {_line(error)}"
-            ) from error
-    return model
 
 
 def _generation_config(path: Path) -> dict[str, Any]:
@@ -216,6 +142,7 @@ def _ids(value: int | list[int] | None) -> frozenset[int]:
     return frozenset([value] if isinstance(value, int) else value)
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What ``error`` says first, which is enough for a message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from radixserve.attention.arrays import PagedBatch
 from radixserve.kernels.cpu.library import CpuKernels
@@ -207,10 +207,23 @@ def _rotates(config: PreTrainedConfig, layer: int) -> bool:
 
 def _rotations(config: PreTrainedConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of all positions, fp32 [length, head_dim / 2] each."""
-    rotary: Any = LlamaRotaryEmbedding(config)
-    cosines, sines = rotary(torch.zeros(1), torch.arange(length)[None])
-    half = cosines.shape[-1] // 2
-    return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
+    frequencies, factor = _frequencies(config)
+    angles = torch.arange(length)[:, None].float() * frequencies
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def _frequencies(config: PreTrainedConfig) -> tuple[torch.Tensor, float]:
+    """Of each pair of a head, fp32 [head_dim / 2]; and what cosines and sines are multiplied by.
+
+    Su et al., "RoFormer" (2021), for the default; transformers has the variants that scale it.
+    """
+    rope: dict[str, Any] = config.rope_parameters
+    if rope["rope_type"] != "default":
+        scaled: Callable[..., tuple[torch.Tensor, float]] = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
+        return scaled(config)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    powers = torch.arange(0, size, 2, dtype=torch.float) / size
+    return 1.0 / rope["rope_theta"] ** powers, 1.0
 
 
 def _names(config: PreTrainedConfig) -> list[str]:

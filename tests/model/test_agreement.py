@@ -14,8 +14,9 @@ from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
 from radixserve.model.execution import Executable, executable
 from radixserve.model.kv_storage import KvStorage
-from radixserve.model.loader import describe, load
+from radixserve.model.loader import describe
 from radixserve.model.survey import self_check, survey
+from radixserve.model.transformers_model import load
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack

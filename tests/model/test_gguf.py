@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from radixserve.config import EngineConfig
 from radixserve.errors import ModelError
 from radixserve.model.gguf import convert
-from radixserve.model.loader import describe, load
+from radixserve.model.loader import describe
+from radixserve.model.transformers_model import load
 from tests.model import gguf_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gguf")

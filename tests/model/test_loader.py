@@ -34,7 +34,7 @@ from transformers.models.llama4 import Llama4TextConfig
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
-from radixserve.model import loader
+from radixserve.model import transformers_model
 from radixserve.model.compatibility import check_config
 from radixserve.model.decoder import Decoder
 from radixserve.model.kv_storage import KvStorage
@@ -62,7 +62,7 @@ def engine(**settings: Any) -> EngineConfig:
 
 
 def load(path: Path, config: EngineConfig) -> Decoder:
-    return loader.load(describe(path, config))
+    return transformers_model.load(describe(path, config))
 
 
 def dummy(directory: Path, config: PreTrainedConfig, **settings: Any) -> Decoder:
