@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +11,8 @@ import numpy.typing as npt
 import torch
 
 from radixserve.scheduling.plan import StepPlan
-from radixserve.tokens import TOKEN_BYTES
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -51,52 +54,59 @@ def paged_batch(plan: StepPlan, page_size: int) -> PagedBatch:
     rows = plan.rows
     if not rows:
         raise ValueError("a step without rows has no arrays")
-    counts = _int64([len(row.tokens) for row in rows]) // TOKEN_BYTES
-    starts = _int64([row.start for row in rows])
-    contexts = starts + counts
-    needed = -(-contexts // page_size)
-    if not counts.all():
+    tokens = [row.tokens for row in rows]
+    counts, samples = np.ones(len(rows), np.int64), np.ones(len(rows), np.bool_)
+    if chunks := rows[plan.decoding :]:
+        counts[plan.decoding :] = [row.count for row in chunks]
+        samples[plan.decoding :] = [row.sampling is not None for row in chunks]
+    if np.count_nonzero(counts) < len(rows):
         raise ValueError(f"row {int(counts.argmin())} of the plan computes no token")
-    held = _int64([len(row.pages) for row in rows])
-    if (held < needed).any():
-        row = int((held < needed).argmax())
-        raise ValueError(f"row {row} of the plan needs {needed[row]} pages and has {held[row]}")
+    starts = np.fromiter([row.start for row in rows], np.int64, len(rows))
+    contexts = starts + counts
+    needed = (contexts - 1) // page_size + 1
+    pages = _first([row.pages for row in rows], needed)
 
     qo_indptr, kv_indptr = _indptr(counts), _indptr(needed)
-    pages = [row.pages for row in rows]
-    if (held > needed).any():
-        pages = [row[:n] for row, n in zip(pages, needed.tolist(), strict=True)]
     kv_indices = np.frombuffer(bytearray().join(pages), np.int32)
-    tokens = np.frombuffer(b"".join([row.tokens for row in rows]), np.dtype(">i4"))
-    positions = np.arange(len(tokens)) + np.repeat(starts - qo_indptr[:-1], counts)
-    page_of_row, offsets = np.divmod(positions, page_size)
-    samples = np.array([row.sampling is not None for row in rows])
+    token_ids = np.frombuffer(b"".join(tokens), np.dtype(">i4")).astype(np.int64)
+    positions = np.arange(len(token_ids)) + np.repeat(starts - qo_indptr[:-1], counts)
+    page_of_row = positions // page_size
+    append_pages = kv_indices[page_of_row + np.repeat(kv_indptr[:-1], counts)]
     return PagedBatch(
         page_size=page_size,
         qo_indptr=_int32(qo_indptr),
         kv_indptr=_int32(kv_indptr),
         kv_indices=torch.from_numpy(kv_indices),
         last_page_len=_int32(contexts - (needed - 1) * page_size),
-        token_ids=torch.from_numpy(tokens.astype(np.int64)),
+        token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
-        append_pages=torch.from_numpy(
-            kv_indices[page_of_row + np.repeat(kv_indptr[:-1], counts)].astype(np.int64)
-        ),
-        append_offsets=torch.from_numpy(offsets),
+        append_pages=torch.from_numpy(append_pages.astype(np.int64)),
+        append_offsets=torch.from_numpy(positions - page_of_row * page_size),
         sample_rows=torch.from_numpy((qo_indptr[1:] - 1)[samples]),
     )
 
 
-def _indptr(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _first(pages: list[array[int]], needed: Ints) -> list[array[int]]:
+    """The first ``needed`` pages of each row; as a rule it has no more."""
+    held = _lengths(pages)
+    spare = held - needed
+    if not np.count_nonzero(spare):
+        return pages
+    row = int(spare.argmin())
+    if spare[row] < 0:
+        raise ValueError(f"row {row} of the plan needs {needed[row]} pages and has {held[row]}")
+    return [row[:count] for row, count in zip(pages, needed.tolist(), strict=True)]
+
+
+def _indptr(lengths: Ints) -> Ints:
     indptr = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=indptr[1:])
+    lengths.cumsum(out=indptr[1:])
     return indptr
 
 
-def _int64(values: list[int]) -> npt.NDArray[np.int64]:
-    # From a list, which is built faster than a generator is read.
-    return np.fromiter(values, np.int64, len(values))
+def _lengths(parts: Sequence[Sized]) -> Ints:
+    return np.fromiter(map(len, parts), np.int64, len(parts))
 
 
-def _int32(values: npt.NDArray[np.int64]) -> torch.Tensor:
+def _int32(values: Ints) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int32))

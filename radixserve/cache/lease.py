@@ -123,17 +123,18 @@ class Lease:
         and gives its own back. O(new blocks + edges · log children).
 
         Raises:
-            CacheError: fewer tokens than before, or more than there are pages or tokens for, or
-                copies of this lease have not run yet.
+            CacheError: fewer tokens than before, more than there are pages for, a block whose
+                tokens are not known, or copies of this lease have not run yet.
         """
         if self.pending or not self.computed <= computed <= self.room:
             self._refuse(computed)
+        size = self._cache.page_size
+        if computed - self.published < size:
+            self.computed = computed
+            return
         if computed * TOKEN_BYTES > len(self.tokens):
             self._refuse(computed)
         self.computed = computed
-        size = self._cache.page_size
-        if computed - self.published < size:
-            return
         end = computed - computed % size
         while self.published < end and not self.private:
             self._publish_to(end)

@@ -187,10 +187,14 @@ class PrefixCache:
         """``count`` pages, evicting the coldest when too few are free; None if there are not that
         many, and then nothing is evicted, or if too many of them wait for a step in flight.
         O(count + evictions)."""
-        if count > self.available:
-            return None
-        self.evict(count - self.pool.free)
-        return self.pool.take(count) if count <= self.pool.free else None
+        pool = self.pool
+        if count > pool.free:
+            if count > self.available:
+                return None
+            self.evict(count - pool.free)
+            if count > pool.free:
+                return None
+        return pool.take(count)
 
     def evict(self, count: int) -> int:
         """Free at least ``count`` pages if so many are cold; returns how many were freed.

@@ -19,12 +19,16 @@ class Fork:
     sampling: SamplingParams
 
 
-class Row(msgspec.Struct):
+@dataclass(slots=True)
+class Row:
     """One request's share of a step: ``count`` tokens from position ``start``.
 
     ``pages`` holds the ids of every page up to the last of these tokens, in order of position
     (and maybe more, reserved for later ones). ``sampling`` is None while tokens that are already
     known remain to be computed; otherwise the logits of the row's last token choose the next one.
+
+    A row is to be read until its plan is committed: a request that decodes keeps its row, and moves
+    it on when the token has come.
     """
 
     request_id: str
@@ -37,7 +41,7 @@ class Row(msgspec.Struct):
     history: bytes | bytearray = b""
     """Every token so far, prompt and output, int32 big-endian; borrowed."""
     prompt_length: int = 0
-    forks: list[Fork] = []
+    forks: list[Fork] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -61,14 +65,16 @@ class StepPlan:
     step: int
     rows: list[Row] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
+    decoding: int = 0
+    """So many rows, which come first, are known to compute one token and to sample the next."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that this step computes."""
-        return sum(row.count for row in self.rows)
+        """Tokens that this step computes. O(rows that are not known to decode)."""
+        return self.decoding + sum(row.count for row in self.rows[self.decoding :])
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """The next token of a row, or why there is none."""
 
     token: int

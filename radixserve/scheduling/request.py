@@ -7,7 +7,9 @@ from struct import Struct
 from typing import Literal
 
 from radixserve.cache.lease import Lease
+from radixserve.scheduling.plan import Row
 from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import TOKEN_BYTES
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -36,6 +38,8 @@ class Request:
     sibling: str | None = None
     """The first sequence of the same prompt (n > 1)."""
     lease: Lease | None = None
+    row: Row | None = None
+    """Its next step, kept while it decodes; None until it samples, and again once it has left."""
     cached: int | None = None
     """Prompt tokens that were reused when it first ran; None before that."""
     preemptions: int = 0
@@ -66,9 +70,33 @@ class Request:
         return (self.priority, self.arrival)
 
     def append(self, token: int) -> FinishReason | None:
-        """Take a sampled token; says whether, and why, the sequence ends with it."""
-        self.tokens += _PACK(token)
-        self.known += 1
+        """Take a sampled token; says whether, and why, the sequence ends with it. O(1)."""
+        start, packed = self.known, _PACK(token)
+        self.tokens += packed
+        self.known = start + 1
         if token in self.stop_tokens and self.generated > self.sampling.min_tokens:
             return "stop"
-        return "length" if self.known >= self.limit else None
+        if self.known >= self.limit:
+            return "length"
+        row = self.row
+        if row is None:
+            self.row = self.next_row(1)
+        else:  # the same pages and settings, one token further
+            row.start = start
+            row.tokens = packed
+        return None
+
+    def next_row(self, count: int) -> Row:
+        """The next ``count`` tokens to compute. O(count)."""
+        assert self.lease is not None, "a running request holds a lease"
+        start = self.lease.computed
+        end = start + count
+        return Row(
+            self.id,
+            self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES],
+            start,
+            self.lease.pages,
+            self.sampling if end == self.known else None,
+            self.tokens,
+            self.prompt_length,
+        )

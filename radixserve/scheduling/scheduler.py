@@ -29,7 +29,7 @@ MAX_PREEMPTIONS = 2
 """After the second one a request runs again only with room for all that it may ever need."""
 
 
-class Progress(msgspec.Struct):
+class Progress(msgspec.Struct, gc=False):
     """What a step brought to one request."""
 
     request: Request
@@ -144,26 +144,26 @@ class Scheduler:
         prefills: list[Request] = []
         # Decoding goes first, so that a long prefill never takes a stream's turn.
         for request in self._by_rank():
-            lease = request.lease
-            if lease is None:
-                continue  # preempted by one before it
-            if request.known - lease.computed > 1:
+            row, lease = request.row, request.lease
+            if row is None or lease is None:
                 prefills.append(request)
-            elif draft.budget and (
-                lease.computed < lease.room or self._make_room(request, lease, 1, draft)
-            ):
-                draft.put(request, lease, 1)
+            elif row.start < lease.room or self._make_room(request, lease, 1, draft):
+                draft.decoding[request.id] = row
+        # There is always a token for each of them, and whom they preempted had no row yet.
+        draft.budget -= len(draft.decoding)
         for request in prefills:
             lease, count = request.lease, self._chunk(request, draft)
+            # One without a lease was preempted by one before it.
             if lease is not None and count and self._make_room(request, lease, count, draft):
-                draft.put(request, lease, count)
+                draft.put(request.next_row(count))
         if self.waiting and preemptions == self.totals.preemptions:
             self._admit(draft, prefills)
-        if not draft.rows:
+        rows = [*draft.decoding.values(), *draft.chunks.values()]
+        if not rows:
             return None
         self._plan_forks(draft)
         # Only now is anything in flight: what planning gave back may be used by the plan itself.
-        plan = StepPlan(self.cache.begin_step(), list(draft.rows.values()))
+        plan = StepPlan(self.cache.begin_step(), rows, decoding=len(draft.decoding))
         for lease in draft.copying:
             plan.copies.extend(lease.copies)
         return plan
@@ -187,6 +187,8 @@ class Scheduler:
                 self._preempt(request, draft)
                 return False
             self._preempt(victim, draft)
+        if lease.pending:
+            draft.copying.append(lease)
         return True
 
     def _victim(self, rank: tuple[int, int]) -> Request | None:
@@ -218,7 +220,7 @@ class Scheduler:
         """``request`` does not run any more and holds nothing."""
         assert request.lease is not None, "a running request holds a lease"
         request.lease.release()
-        request.lease = None
+        request.lease = request.row = None
         del self.running[request.id]
         self._ranked = None
 
@@ -239,11 +241,10 @@ class Scheduler:
             if draft.budget < 1:
                 # Those that follow may still lend their priority to a leader.
                 continue
-            lease = self._start(request, draft) if self._seat(request, draft) else None
-            if lease is None:
+            if not (self._seat(request, draft) and self._start(request, draft)):
                 # Whoever comes later waits too: nobody is starved by smaller ones.
                 return
-            draft.put(request, lease, self._chunk(request, draft))
+            draft.put(request.next_row(self._chunk(request, draft)))
             in_flight.lead(request)
 
     def _seat(self, request: Request, draft: Draft) -> bool:
@@ -256,8 +257,8 @@ class Scheduler:
         self._preempt(victim, draft)
         return True
 
-    def _start(self, request: Request, draft: Draft) -> Lease | None:
-        """Lease the cached prefix and room for the rest of what is known.
+    def _start(self, request: Request, draft: Draft) -> bool:
+        """Lease the cached prefix and room for the rest of what is known, if it is to be had.
 
         A request that was preempted twice gets room for all that it may ever need, so that it is
         never in need of a page again.
@@ -267,15 +268,17 @@ class Scheduler:
         while (lease := self.cache.reserve(request.tokens, request.namespace, room)) is None:
             victim = self._victim(request.rank)
             if victim is None or victim.priority <= request.priority:
-                return None
+                return False
             self._preempt(victim, draft)
         self._enter(request, lease)
+        if lease.pending:
+            draft.copying.append(lease)
         if request.cached is None:
             request.cached = min(lease.reused, request.prompt_length - 1)
             if request.sibling is None:
                 self.totals.prompt_tokens += request.prompt_length
                 self.totals.cached_tokens += request.cached
-        return lease
+        return True
 
     # Siblings (n > 1) fork off where the prompt ends
 
@@ -288,7 +291,7 @@ class Scheduler:
         for request in self.waiting:
             if seats < 1:
                 return
-            row = draft.rows.get(request.sibling) if request.sibling else None
+            row = draft.chunks.get(request.sibling) if request.sibling else None
             if request.cached is not None or row is None or row.sampling is None or row.generated:
                 continue
             # One that was preempted twice has all the pages it needs; a fork would share one.
@@ -320,30 +323,36 @@ class Scheduler:
         ``sampled`` has, for each row, the row's own token and then those of its forks; nothing for
         a row that samples nothing. O(rows + blocks published).
         """
+        running = self.running
         progress: list[Progress] = []
-        computed = 0
+        spoilt: list[Progress] = []
         for row, tokens in zip(plan.rows, sampled, strict=True):
-            request = self.running.get(row.request_id)
+            request = running.get(row.request_id)
             if request is None or request.lease is None:
-                continue
+                continue  # aborted meanwhile
             lease = request.lease
-            if tokens and tokens[0].error is not None:
-                progress += self._spoilt(request, row.forks, tokens[0].error)
-                continue
             if lease.pending:
                 lease.copied()
-            count = len(row.tokens) // TOKEN_BYTES
-            lease.publish(row.start + count)
-            computed += count
             if not tokens:
+                lease.publish(row.context)
                 continue
+            chosen = tokens[0]
+            if chosen.error is not None:
+                spoilt += self._spoilt(request, row.forks, chosen.error)
+                continue
+            # A row that samples ends with the last token that is known.
+            lease.publish(request.known)
             if row.forks:
                 progress += self._fork(row.forks, lease, request.cached, tokens[1:])
-            progress.append(self._take(request, tokens[0]))
-        self.totals.computed_tokens += computed
-        self.totals.generated_tokens += sum(each.sampled is not None for each in progress)
+            # What _take does, written out: the call would be paid for every token.
+            finish = request.append(chosen.token)
+            if finish is not None:
+                self._finish(request, finish)
+            progress.append(Progress(request, chosen, finish))
+        self.totals.computed_tokens += plan.tokens
+        self.totals.generated_tokens += len(progress)
         self.cache.end_step(plan.step)
-        return progress
+        return progress + spoilt
 
     def fail(self, plan: StepPlan, error: str) -> list[Progress]:
         """The step has failed: nothing of it is published, and its requests end. O(rows)."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from array import array
+from dataclasses import fields
 
 import pytest
 
-from radixserve.attention.arrays import paged_batch
+from radixserve.attention.arrays import PagedBatch, paged_batch
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
@@ -36,6 +37,20 @@ def test_a_prefill_a_chunk_and_a_decode_row_stand_in_one_batch():
     assert batch.sample_rows.tolist() == [2, 5]
     int32 = (batch.qo_indptr, batch.kv_indptr, batch.kv_indices, batch.last_page_len)
     assert {str(each.dtype) for each in int32} == {"torch.int32"}
+
+
+@pytest.mark.parametrize("decoding", [1, 2])
+def test_rows_that_are_known_to_decode_give_the_arrays_that_they_would_give_unknown(decoding: int):
+    rows = [
+        row([30], 8, [1, 8, 3]),
+        row([31], 3, [4]),
+        row([10, 11, 12], 0, [7]),
+        row([20, 21], 3, [5, 2, 9], samples=False),
+    ]
+    known = paged_batch(StepPlan(1, rows, decoding=decoding), 4)
+    unknown = paged_batch(StepPlan(1, rows), 4)
+    for field in fields(PagedBatch):
+        assert str(getattr(known, field.name)) == str(getattr(unknown, field.name))
 
 
 @pytest.mark.parametrize("context", [1, 3, 4, 5, 8])

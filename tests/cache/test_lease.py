@@ -99,6 +99,17 @@ def test_tokens_that_are_not_known_cannot_be_published() -> None:
         lease.publish(8)
 
 
+def test_the_open_block_keeps_no_token_that_is_not_known() -> None:
+    cache = PrefixCache(16, 4)
+    lease = cache.acquire(pack(range(6)), b"")
+    assert lease.extend(8)
+    lease.publish(4)
+    lease.publish(7)
+    lease.release()
+    cache.check()
+    assert cache.peek(pack(range(9)), b"").tokens == 6
+
+
 def test_less_than_was_computed_cannot_be_published() -> None:
     cache = PrefixCache(16, 4)
     lease = prefill(cache, range(6))

@@ -57,6 +57,10 @@ class SimulatedModel:
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
         assert plan.rows
         assert plan.tokens <= self.budget, "a step computes more than its budget"
+        assert plan.tokens == sum(row.count for row in plan.rows)
+        for row in plan.rows[: plan.decoding]:
+            assert row.count == 1
+            assert row.sampling is not None
         self.computed += plan.tokens
         for copy in plan.copies:
             self.kv[copy.target][: copy.tokens] = self.kv[copy.source][: copy.tokens]
