@@ -75,10 +75,17 @@ class Run:
 
 
 class Connection:
-    """One client of a server; an asynchronous context manager."""
+    """One client of a server; an asynchronous context manager.
 
-    def __init__(self, endpoint: Endpoint):
+    The server is radixserve, or another one that takes token ids at ``/v1/completions``: that one
+    has no ``counters``, and gets what it needs beyond the usual fields as ``extra``.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, ours: bool = True, extra: dict[str, Any] | None = None
+    ):
         self.endpoint = endpoint
+        self._ours, self._extra = ours, extra or {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         self._http = httpx2.AsyncClient(
             base_url=endpoint.url, timeout=httpx2.Timeout(None, connect=30), limits=limits
@@ -91,11 +98,13 @@ class Connection:
         await self._http.aclose()
 
     async def counters(self) -> dict[str, float]:
-        """The server's running totals, once it has nothing to do.
+        """The server's running totals, once it has nothing to do; none of a server not ours.
 
         Raises:
             ServerError: nobody answers.
         """
+        if not self._ours:
+            return {}
         while True:
             with self._blamed():
                 answer = await self._http.get("/metrics")
@@ -129,7 +138,8 @@ class Connection:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "cache_salt": salt,
+            **({"cache_salt": salt} if salt else {}),
+            **self._extra,
         }
         sent = perf_counter() - start if sent is None else sent
         first = last = 0.0
@@ -172,7 +182,10 @@ class Connection:
 async def drive(
     connection: Connection, workload: Workload, salt: str, *, quiet: bool = False
 ) -> Run:
-    """Send all of ``workload`` and wait for the answers. Prompts share only within ``salt``."""
+    """Send all of ``workload`` and wait for the answers.
+
+    Prompts share only within ``salt``; without one, with all that came before.
+    """
     run = Run(workload, connection.endpoint.label)
     gate = asyncio.Semaphore(workload.concurrency or len(workload.turns) or 1)
     before = await connection.counters()

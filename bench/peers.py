@@ -13,23 +13,18 @@ interrupted; the last line that is printed is the summary as JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from pathlib import Path
-from time import perf_counter
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.machine import machine, names
-from bench.peer import cases, report, roster
+from bench.peer import cases, mains, report, roster
 from bench.peer.environments import Models
 from bench.peer.measure import Bench, Numbers
 from radixserve.config import EngineConfig
 from radixserve.engine.model_files import prepare
-from radixserve.errors import RadixServeError
 from radixserve.folders import cache_directory
 
 REPEATS, STARTS = 5, 3
@@ -38,25 +33,9 @@ REPEATS, STARTS = 5, 3
 def main() -> None:
     """Run, write what came of it, and end with status 0 if all peers were measured."""
     options = _options()
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console = Console(stderr=True, width=160)
+    console = mains.stderr()
     results = _nothing(options)
-    start = perf_counter()
-    try:
-        _run(options, console, results)
-        failed = [name for name, peer in results["peers"].items() if peer["error"]]
-        results["status"] = f"without {', '.join(failed)}" if failed else "complete"
-    except KeyboardInterrupt:
-        results["status"] = "interrupted"
-    except RadixServeError as error:
-        results["status"] = str(error)
-    except Exception as error:
-        # Whatever it is, what was measured before it must not be lost.
-        console.print_exception()
-        results["status"] = repr(error)
-    results["seconds"] = perf_counter() - start
-    results["machine"]["load_at_end"] = os.getloadavg()
+    mains.attempt(lambda: _run(options, console, results), results, console)
     report.finish(results)
     console.print(report.table(results))
     for note in report.notes(results):
@@ -64,35 +43,25 @@ def main() -> None:
     if results["status"] != "complete":
         console.print(f"[bold red]Not all was measured:[/] {escape(results['status'])}")
     report.write(results, options.out, console)
-    shown = {key: results[key] for key in ("status", "seconds", "repeats")}
-    shown["ratios"] = {name: entry["ratio"] for name, entry in results["cases"].items()}
-    sys.stdout.write(json.dumps(shown) + "\n")
-    sys.exit({"complete": 0, "interrupted": 130}.get(results["status"], 1))
+    ratios = {name: entry["ratio"] for name, entry in results["cases"].items()}
+    mains.leave(results, ("seconds", "repeats"), ratios=ratios)
 
 
 def _run(options: argparse.Namespace, console: Console, results: Numbers) -> None:
     options.env_dir.mkdir(parents=True, exist_ok=True)
     models = Models(prepare(EngineConfig()).model, options.env_dir / "models")
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        bar = progress.add_task("", total=None)
-
-        def say(text: str) -> None:
-            progress.update(bar, description=escape(text))
-            if not console.is_terminal:
-                console.print(escape(text))
-
+    with mains.Steps(console) as steps:
         bench = Bench(
             options.only,
             [cases.BY_NAME[name] for name in options.cases],
-            roster.Roster(models, options.env_dir, options.threads, say),
+            roster.Roster(models, options.env_dir, options.threads, steps.say),
             results,
             repeats=options.repeats,
             starts=options.starts,
-            say=say,
-            step=lambda: progress.advance(bar),
+            say=steps.say,
+            step=steps.advance,
         )
-        progress.update(bar, total=bench.steps)
+        steps.expect(bench.steps)
         bench.run()
 
 

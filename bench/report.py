@@ -50,9 +50,11 @@ def summarize(run: Run) -> Numbers:
     }
     sent = sum(map(len, run.prompts))
     counters = run.counters
-    queried = counters.get("prompt_tokens", 0)
+    # A server without counters is believed what its answers say.
+    cached = counters.get("prompt_tokens_cached", sum(each.cached for each in run.samples))
+    queried = counters.get("prompt_tokens", prompt)
     numbers |= {
-        "hit_rate": counters["prompt_tokens_cached"] / queried if queried else None,
+        "hit_rate": cached / queried if queried else None,
         "hit_rate_theory": sum(shared_tokens(run.prompts)) / sent if sent else None,
         "computed_tokens": counters.get("computed_tokens"),
         "preemptions": counters.get("num_preemptions"),

@@ -10,11 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import httpx2
 
 COMMAND = [sys.executable, "-c", "from radixserve.cli import main; main()", "serve"]
-START_SECONDS = 300
+START_SECONDS = 600
 STOP_SECONDS = 15
 
 
@@ -22,16 +23,20 @@ class ServerError(Exception):
     """The server is not there (any more); the message ends with the last lines of its log."""
 
 
-class Server:
-    """``radixserve serve`` with ``options`` on a free port; an asynchronous context manager.
+class Process:
+    """``command`` with ``--port`` and a free port behind it; an asynchronous context manager.
 
     Raises:
         ServerError: on entry: it did not come up.
     """
 
-    def __init__(self, label: str, model: str | None, options: list[str], logs: Path):
+    def __init__(
+        self, label: str, command: list[str], logs: Path, environment: dict[str, str] | None = None
+    ):
+        """Its output goes to a file in ``logs``; ``environment`` is added to our own."""
         self.label = label
-        self._arguments = [*([model] if model else []), "--log-level", "warning", *options]
+        self.command = command
+        self._environment = environment or {}
         self._log = logs / f"{label}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -40,7 +45,7 @@ class Server:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> Self:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -48,11 +53,11 @@ class Server:
         with self._log.open("wb") as log:
             # Its own session: Ctrl-C reaches only us, and we end it when the numbers are safe.
             self._process = subprocess.Popen(
-                [*COMMAND, *self._arguments, "--port", str(port)],
+                [*self.command, "--port", str(port)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"TQDM_DISABLE": "1"},
+                env=os.environ | {"TQDM_DISABLE": "1"} | self._environment,
             )
         try:
             await self._wait()
@@ -68,6 +73,13 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self._end()
+
+    def pause(self) -> None:
+        """Stand still, with all its processes: idle threads of some engines spin."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
 
     def check(self) -> None:
         """Raise if the process has ended."""
@@ -98,15 +110,29 @@ class Server:
         )
 
     def _end(self) -> None:
+        """End it, also while it is paused."""
         process = self._process
         if process is None or process.poll() is not None:
             return
+        self.resume()
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
+            self._signal(signal.SIGKILL)
             process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+
+class Server(Process):
+    """``radixserve serve`` with ``options``."""
+
+    def __init__(self, label: str, model: str | None, options: list[str], logs: Path):
+        arguments = [*([model] if model else []), "--log-level", "warning", *options]
+        super().__init__(label, [*COMMAND, *arguments], logs)
 
 
 class Remote:
@@ -132,4 +158,4 @@ class Remote:
         pass
 
 
-Endpoint = Server | Remote
+Endpoint = Process | Remote

@@ -12,9 +12,7 @@ has to be multiplied, at rates that are measured first.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,11 +20,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from tqdm import tqdm
 
 from bench import plot
 from bench.machine import machine, names
-from bench.peer import cases, report, roster
+from bench.peer import cases, mains, report, roster
 from bench.peer.environments import Models
 from bench.peer.measure import Bench
 from radixserve.attention.cpu import kernels
@@ -121,31 +118,19 @@ def _curves() -> list[tuple[str, str, list[tuple[int, str]]]]:
 def main() -> None:
     """Run, write what came of it, and end with status 0 if all peers were measured."""
     options = _options()
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+    console = mains.stderr()
     results: Numbers = {"status": "running", "repeats": options.repeats, "quick": False}
     results |= {"threads": options.threads, "machine": machine(), "cases": {}, "peers": {}}
-    try:
-        _run(options, results)
-        failed = [name for name, peer in results["peers"].items() if peer["error"]]
-        results["status"] = f"without {', '.join(failed)}" if failed else "complete"
-    except KeyboardInterrupt:
-        results["status"] = "interrupted"
-    except RadixServeError as error:
-        results["status"] = str(error)
-    results["machine"]["load_at_end"] = os.getloadavg()
+    mains.attempt(lambda: _run(options, console, results), results, console)
     report.finish(results)
     console.print(report.table(results))
     console.print(escape(results["status"]))
     if any(entry["median"] for entry in results["cases"].values()):
-        options.out.mkdir(parents=True, exist_ok=True)
-        path = options.out / "sharers.json"
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        draw(results, path)
-    sys.stdout.write(json.dumps({"status": results["status"]}) + "\n")
-    sys.exit({"complete": 0, "interrupted": 130}.get(results["status"], 1))
+        mains.write(results, options.out / "sharers.json", __name__, console)
+    mains.leave(results, ())
 
 
-def _run(options: argparse.Namespace, results: Numbers) -> None:
+def _run(options: argparse.Namespace, console: Console, results: Numbers) -> None:
     read, compute = rates(options.threads)
     results["rates"] = {"bytes_per_s": read, "operations_per_s": compute}
     models = Models(prepare(EngineConfig()).model, options.env_dir / "models")
@@ -154,18 +139,18 @@ def _run(options: argparse.Namespace, results: Numbers) -> None:
         for case in cases.GRID
     }
     options.env_dir.mkdir(parents=True, exist_ok=True)
-    with tqdm(desc="decoding", disable=None) as bar:
+    with mains.Steps(console) as steps:
         bench = Bench(
             options.only,
             cases.GRID,
-            roster.Roster(models, options.env_dir, options.threads, tqdm.write),
+            roster.Roster(models, options.env_dir, options.threads, steps.say),
             results,
             repeats=options.repeats,
             starts=1,
-            say=bar.set_postfix_str,
-            step=bar.update,
+            say=steps.say,
+            step=steps.advance,
         )
-        bar.total = bench.steps
+        steps.expect(bench.steps)
         bench.run()
 
 

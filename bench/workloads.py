@@ -12,7 +12,7 @@ import math
 import pydoc_data.topics
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from radixserve.tokens import TOKEN_BYTES, pack
 
@@ -207,6 +207,39 @@ def unshared(*, requests: int, prompt: int, output: int, seed: int = 0) -> Workl
         for n in range(requests)
     ]
     return Workload("unshared", _apart(turns), concurrency=8, scale=f"{prompt} in, {output} out")
+
+
+def renamed(workload: Workload, seed: object) -> Workload:
+    """The same workload in other token ids, so that no cache has any of it.
+
+    The ids are exchanged for each other, drawn from ``seed``: what prompts share stays the same.
+    """
+    ids = sorted({token for turn in workload.turns for token in turn.prompt}.union(VOCABULARY))
+    other = dict(zip(ids, random.Random(repr(seed)).sample(ids, len(ids)), strict=True))
+    conversations = [
+        Conversation(
+            [replace(turn, prompt=[other[t] for t in turn.prompt]) for turn in each.turns],
+            each.start,
+        )
+        for each in workload.conversations
+    ]
+    return replace(workload, conversations=conversations)
+
+
+def arriving(workload: Workload, rate: float, seed: object) -> Workload:
+    """Its conversations as a Poisson process of ``rate`` a second, with no limit in flight.
+
+    The process is conditioned on as many arrivals as there are in ``count / rate`` seconds: those
+    are uniform draws in order, so that a short run too has the rate that it says.
+    """
+    rng = random.Random(repr(seed))
+    count = len(workload.conversations)
+    moments = sorted(rng.uniform(0, count / rate) for _ in range(count))
+    conversations = [
+        replace(each, start=start)
+        for each, start in zip(workload.conversations, moments, strict=True)
+    ]
+    return replace(workload, conversations=conversations, concurrency=0)
 
 
 def _apart(turns: list[Turn]) -> list[Conversation]:

@@ -79,7 +79,7 @@ def make(environment: Environment, folder: Path, say: Say) -> Path:
     if environment.unwanted:
         steps.append([*pip, "uninstall", "--yes", *environment.unwanted])
     for step in steps:
-        _run(step, log, f"{environment.name} cannot be installed")
+        run(step, log, f"{environment.name} cannot be installed")
     mark.write_text(environment.mark)
     return python
 
@@ -104,7 +104,7 @@ class Models:
             say("writing the model as GGUF (once)")
             gguf_file.write(self.directory, target)
 
-        return self._made("model.gguf", write)
+        return self._made("llama.gguf", write)
 
     def openvino(self, python: Path, say: Say) -> Path:
         """For OpenVINO, whose environment ``python`` is that of."""
@@ -115,7 +115,7 @@ class Models:
             log = self.folder / "openvino-export.log"
             log.write_bytes(b"")
             command = [str(python), script, str(self.directory), str(target)]
-            _run(command, log, "the model cannot be exported for OpenVINO")
+            run(command, log, "the model cannot be exported for OpenVINO")
 
         return self._made("openvino", export)
 
@@ -138,7 +138,12 @@ def _venv(home: Path) -> list[str]:
     return [sys.executable, "-m", "venv", "--clear", str(home)]
 
 
-def _run(command: list[str], log: Path, failure: str) -> None:
+def run(command: list[str], log: Path, failure: str) -> None:
+    """``command``, with its output added to ``log``.
+
+    Raises:
+        PeerError: it failed: ``failure``, and the last that it said of an error.
+    """
     with log.open("ab") as output:
         try:
             status = subprocess.run(

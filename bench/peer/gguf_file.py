@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import torch
@@ -11,8 +12,9 @@ from safetensors.torch import load_file
 
 
 def write(directory: Path, target: Path) -> None:
-    """Weights in bf16 and norms in fp32, without a tokenizer, since prompts are token ids.
+    """Weights in bf16 and norms in fp32.
 
+    Prompts are token ids; the tokenizer is for the server, which turns answers into text.
     Names and the order of the rows of q and k are those of llama.cpp's converter
     (``conversion/llama.py``): its rotary embedding pairs neighbours, transformers' pairs halves.
     """
@@ -32,7 +34,7 @@ def write(directory: Path, target: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("none")
+    _add_tokenizer(writer, directory, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(directory / "model.safetensors").items():
         known = names.get_name(name, try_suffixes=(".weight",))
@@ -51,6 +53,22 @@ def write(directory: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, directory: Path, config: dict[str, Any]) -> None:
+    """Byte-level BPE as llama.cpp knows it under the name of this model's family."""
+    tokenizer = json.loads((directory / "tokenizer.json").read_bytes())
+    special = {each["content"] for each in tokenizer["added_tokens"]}
+    vocabulary = tokenizer["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    kinds = gguf.TokenType
+    writer.add_token_types([kinds.CONTROL if t in special else kinds.NORMAL for t in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
 
 
 def _pairs(weights: torch.Tensor, heads: int) -> torch.Tensor:

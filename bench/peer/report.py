@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
@@ -11,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.peer import mains
 from bench.peer.cases import OURS
 from bench.peer.roster import APART, BY_NAME
 
@@ -79,17 +79,9 @@ def notes(results: Numbers) -> list[str]:
 
 
 def write(results: Numbers, out: Path, console: Console) -> None:
-    """``peers.json`` and ``peers.png`` in ``out``. A missing plotting library costs the picture."""
-    out.mkdir(parents=True, exist_ok=True)
+    """``peers.json`` and ``peers.png`` in ``out``."""
     path = out / f"{'peers-quick' if results.get('quick') else 'peers'}.json"
-    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    console.print(f"results: {path}")
-    try:
-        from bench.peer.figure import draw
-    except ImportError as error:
-        console.print(f"[yellow]no picture:[/] {error}; pip install matplotlib")
-        return
-    console.print(f"picture: {draw(results, path.with_suffix('.png'))}")
+    mains.write(results, path, "bench.peer.figure", console)
 
 
 def speeds(entry: Numbers) -> dict[str, float]:

@@ -247,7 +247,7 @@ def test_an_environment_that_is_there_is_used_until_its_pins_change(tmp_path: Pa
 def test_a_form_of_the_model_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     models = Models(tmp_path / "absent", tmp_path / "models")
 
-    with pytest.raises(PeerError, match=r"cannot be written as model\.gguf"):
+    with pytest.raises(PeerError, match=r"cannot be written as llama\.gguf"):
         models.gguf(tmp_path, lambda text: None)
 
     assert list((tmp_path / "models" / "absent").iterdir()) == []
