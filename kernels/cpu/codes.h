@@ -86,4 +86,78 @@ inline void decode_all(Code code, const uint8_t* from, int64_t count, T* to) {
     for (int64_t i = 0; i < count; i += LANES) store_as(to + i, decode<Code::e4m3>(from + i));
 }
 
+// A unit of operands (see simd.h) in 8 bits: each code a sign and a size.
+template <class T>
+struct Coded {
+  uint8_t codes[PAIR<T>];
+};
+
+inline uint8_t sign_and_size(int8_t code) {
+  return static_cast<uint8_t>(code < 0 ? 0x80 | -code : code);
+}
+
+inline float of_sign_and_size(uint8_t code) {
+  const float size = static_cast<float>(code & 0x7f);
+  return code & 0x80 ? -size : size;
+}
+
+// Sixteen numbers whose sign and size are the lowest bits of `codes`.
+inline f32x16 signed_floats(i32x16 codes) {
+  return as_floats(as_ints(to_floats(codes & 0x7f)) | (codes & 0x80) << 24);
+}
+
+// Sixteen units as they are multiplied with, without their scales.
+inline i32x16 load_units(const Coded<float>* from) {
+  return as_ints(signed_floats(widen<false>(from->codes)));
+}
+
+inline i32x16 load_units(const Coded<bf16>* from) {
+  typedef uint16_t u16x16 __attribute__((vector_size(32)));
+  u16x16 pairs;
+  std::memcpy(&pairs, from, sizeof pairs);
+  const i32x16 both = __builtin_convertvector(pairs, i32x16);
+  // Up to 127 they are exact in the upper half of a float.
+  const i32x16 first = as_ints(signed_floats(both)) >> 16;
+  return (first & 0xffff) | as_ints(signed_floats(both >> 8));
+}
+
+// `WIDTH` vectors of units, which lie side by side.
+template <int WIDTH, class Unit>
+inline void load_units(const Unit* from, i32x16 (&to)[WIDTH]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < WIDTH; ++v) to[v] = load_units(from + v * LANES);
+}
+
+#if defined(__AVX512VBMI__)
+// The two bytes of each size as bfloat16.
+struct SizeBytes {
+  alignas(64) uint8_t low[128], high[128];
+  SizeBytes() {
+    for (int size = 0; size < 128; ++size) {
+      const uint16_t bits = narrow<bf16>(static_cast<float>(size)).bits;
+      low[size] = static_cast<uint8_t>(bits);
+      high[size] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+
+inline const SizeBytes SIZE_BYTES;
+
+// The same, by looking up 64 codes at once.
+inline void load_units(const Coded<bf16>* from, i32x16 (&to)[2]) {
+  const auto look_up = [](const uint8_t* table, __m512i codes) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes,
+                                    _mm512_load_si512(table + 64));
+  };
+  // Unpacking takes every other eight bytes.
+  const __m512i halves = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+  const __m512i codes = _mm512_permutexvar_epi64(halves, _mm512_loadu_si512(from));
+  const __m512i low = look_up(SIZE_BYTES.low, codes);
+  const __m512i high =
+      look_up(SIZE_BYTES.high, codes) | (codes & _mm512_set1_epi8(static_cast<char>(0x80)));
+  to[0] = reinterpret_cast<i32x16>(_mm512_unpacklo_epi8(low, high));
+  to[1] = reinterpret_cast<i32x16>(_mm512_unpackhi_epi8(low, high));
+}
+#endif
+
 }  // namespace radix

@@ -16,30 +16,26 @@
 namespace radix {
 
 constexpr int PANEL = 2 * LANES;
+constexpr int LINE = 64;  // bytes that are fetched at once
 
 inline int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 
-// Weights are kept in units of T, or as int8 codes with one scale a column (`scales`), which panels
-// are made of as they are read.
+// Weights are kept in units of T, or as codes with one scale a column (`scales`), which become
+// units in the registers of whoever multiplies with them.
 template <class T>
 struct Packed {
-  const void* data = nullptr;  // [panels][depth / PAIR][PANEL][PAIR] of T or int8
+  const void* data = nullptr;  // [panels][depth / PAIR][PANEL] units or Coded units
   const float* scales = nullptr;  // [panels * PANEL], or null
   int64_t columns = 0;
   int64_t depth = 0;  // a multiple of PAIR
 
-  int64_t steps() const { return depth / PAIR<T>; }
-  int64_t panel_elements() const { return depth * PANEL; }
+  int64_t panel_units() const { return depth / PAIR<T> * PANEL; }
 
-  // The units of a panel, in place or in buffer `shelf` of this thread.
-  const uint32_t* panel(int64_t index, int shelf = 0) const {
-    if (!scales) return static_cast<const uint32_t*>(data) + index * steps() * PANEL;
-    static thread_local std::vector<uint32_t> shelves[2];
-    std::vector<uint32_t>& own = shelves[shelf];
-    own.resize(steps() * PANEL);
-    const uint8_t* codes = static_cast<const uint8_t*>(data) + index * panel_elements();
-    decode_all(Code::int8, codes, panel_elements(), reinterpret_cast<T*>(own.data()));
-    return own.data();
+  // Call `body(units)` with `data` as what it is.
+  template <class Body>
+  void with_units(Body body) const {
+    if (scales) body(static_cast<const Coded<T>*>(data));
+    else body(static_cast<const uint32_t*>(data));
   }
 
   f32x16 scaled(int64_t column, f32x16 values) const {
@@ -48,25 +44,25 @@ struct Packed {
 
   // Element `at` of a column, as it is multiplied with.
   float element(int64_t column, int64_t at) const {
-    const int64_t place = column / PANEL * panel_elements() +
+    const int64_t place = column / PANEL * depth * PANEL +
                           (at / PAIR<T> * PANEL + column % PANEL) * PAIR<T> + at % PAIR<T>;
     if (!scales) return to_float(static_cast<const T*>(data)[place]);
-    return static_cast<float>(static_cast<const int8_t*>(data)[place]) * scales[column];
+    return of_sign_and_size(static_cast<const uint8_t*>(data)[place]) * scales[column];
   }
 };
 
-// Pack `columns` rows of `depth` elements; the rest of the last panel is zeros.
+// Pack `columns` rows of `depth` elements; the rest of the last panel is zeros. Written front to
+// end, since it is done at every start.
 template <class E>
 void pack(const E* from, int64_t columns, int64_t depth, int64_t pair, E* to) {
-  for (int64_t column = 0; column < panels(columns) * PANEL; ++column) {
-    E* lane = to + column / PANEL * PANEL * depth + column % PANEL * pair;
-    for (int64_t at = 0; at < depth; ++at)
-      lane[at / pair * PANEL * pair + at % pair] =
-          column < columns ? from[column * depth + at] : E{};
-  }
+  for (int64_t panel = 0; panel < panels(columns) * PANEL; panel += PANEL)
+    for (int64_t at = 0; at < depth; at += pair)
+      for (int64_t column = panel; column < panel + PANEL; ++column)
+        for (int64_t i = 0; i < pair; ++i)
+          *to++ = column < columns ? from[column * depth + at + i] : E{};
 }
 
-// The same in int8, each column with a scale of its own.
+// The same in 8 bits, each column with a scale of its own.
 template <class T>
 void pack_codes(const T* from, int64_t columns, int64_t depth, uint8_t* to, float* scales) {
   std::vector<uint8_t> codes(columns * depth);
@@ -74,23 +70,24 @@ void pack_codes(const T* from, int64_t columns, int64_t depth, uint8_t* to, floa
   for (int64_t column = 0; column < columns; ++column)
     scales[column] =
         encode(Code::int8, from + column * depth, depth, codes.data() + column * depth);
+  for (uint8_t& code : codes) code = sign_and_size(static_cast<int8_t>(code));
   pack(codes.data(), columns, depth, PAIR<T>, to);
 }
 
-// acc[r][v] = rows r of `a` times 16 v .. 16 v + 15 of each step's `WIDTH` vectors at `b`.
-// With FETCH, what lies `ahead` units behind is brought into the cache meanwhile.
-template <class T, int ROWS, int WIDTH, bool FETCH>
-inline void tile(const T* const* a, const uint32_t* b, int64_t steps, int64_t ahead,
-                 f32x16 (&acc)[ROWS][WIDTH]) {
+// out[r][v] = rows r of `a` times 16 v .. 16 v + 15 of each step's `WIDTH` vectors at `b`.
+// With FETCH, what lies `ahead` units behind is brought into the cache meanwhile. Compiled once for
+// all products.
+template <class T, int ROWS, int WIDTH, bool FETCH, class Unit>
+__attribute__((noinline)) void tile(const T* const* a, const Unit* b, int64_t steps, int64_t ahead,
+                                    f32x16 (&out)[ROWS][WIDTH]) {
+  f32x16 acc[ROWS][WIDTH];
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < WIDTH; ++v) acc[r][v] = splat(0.0f);
   for (int64_t step = 0; step < steps; ++step, b += WIDTH * LANES) {
     i32x16 many[WIDTH];
-#pragma GCC unroll 8
-    for (int v = 0; v < WIDTH; ++v) {
-      many[v] = load_units(b + v * LANES);
-      if constexpr (FETCH) prefetch(b + ahead + v * LANES);
-    }
+    load_units(b, many);
+    if constexpr (FETCH)
+      for (size_t at = 0; at < WIDTH * LANES; at += LINE / sizeof(Unit)) prefetch(b + ahead + at);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
       const uint32_t one = unit_at(a[r] + step * PAIR<T>);
@@ -98,9 +95,13 @@ inline void tile(const T* const* a, const uint32_t* b, int64_t steps, int64_t ah
       for (int v = 0; v < WIDTH; ++v) acc[r][v] = multiply_add<T>(acc[r][v], one, many[v]);
     }
   }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < WIDTH; ++v) out[r][v] = acc[r][v];
 }
 
 constexpr int TILE_ROWS = 12;
+constexpr int FEW_ROWS = 8;
 constexpr int BLOCK_ROWS = 8 * TILE_ROWS;
 constexpr int64_t NEAR = 1024;  // units: 4 KB
 
@@ -124,13 +125,13 @@ inline void with_rows(int64_t rows, Body body) {
 }
 
 // Call `body<ROWS, FETCH>(pointers to the rows, first row, ahead)` for even tiles of rows [first,
-// last): 13 rows are 7 and 6, not 12 and 1. Where one tile is all, reading the panel is all the
-// time, and the processor alone reads fastest. Where there are more, the first fetches what it is
-// about to read, and the others, which find the panel in the cache, the next panel.
+// last): 13 rows are 7 and 6, not 12 and 1. With few rows reading the panel is all the time, and
+// the processor alone reads fastest. With more, the first tile fetches what it is about to read,
+// and the others, which find the panel in the cache, the next panel.
 template <class T, class Body>
 inline void in_tiles(const T* a, int64_t stride, int64_t first, int64_t last, int64_t panel_units,
                      Body body) {
-  const bool one = last - first <= TILE_ROWS;
+  const bool few = last - first <= FEW_ROWS;
   for (int64_t ahead = NEAR; first < last; ahead = panel_units) {
     const int64_t left = last - first;
     const int64_t tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
@@ -138,7 +139,7 @@ inline void in_tiles(const T* a, int64_t stride, int64_t first, int64_t last, in
     const T* rows[TILE_ROWS];
     for (int64_t r = 0; r < count; ++r) rows[r] = a + (first + r) * stride;
     with_rows(count, [&]<int ROWS>() {
-      if (one) body.template operator()<ROWS, false>(rows, first, ahead);
+      if (few) body.template operator()<ROWS, false>(rows, first, ahead);
       else body.template operator()<ROWS, true>(rows, first, ahead);
     });
     first += count;
@@ -160,19 +161,20 @@ void over_panels(Pool& pool, int64_t columns, int64_t rows, Each each) {
 template <class T, class Put>
 void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<T>& weight,
              Put put) {
-  const int64_t steps = weight.steps();
-  over_panels(pool, weight.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
-    const uint32_t* units = weight.panel(panel);
-    in_tiles(a, stride, first, last, steps * PANEL,
-             [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
-      f32x16 acc[ROWS][2];
-      tile<T, ROWS, 2, FETCH>(row, units, steps, ahead, acc);
+  const int64_t size = weight.panel_units(), steps = size / PANEL;
+  weight.with_units([&](const auto* units) {
+    over_panels(pool, weight.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
+      in_tiles(a, stride, first, last, size,
+               [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
+        f32x16 acc[ROWS][2];
+        tile<T, ROWS, 2, FETCH>(row, units + panel * size, steps, ahead, acc);
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) {
-        const int64_t column = panel * PANEL;
-        put(at + r, column, weight.scaled(column, acc[r][0]));
-        put(at + r, column + LANES, weight.scaled(column + LANES, acc[r][1]));
-      }
+        for (int r = 0; r < ROWS; ++r) {
+          const int64_t column = panel * PANEL;
+          put(at + r, column, weight.scaled(column, acc[r][0]));
+          put(at + r, column + LANES, weight.scaled(column + LANES, acc[r][1]));
+        }
+      });
     });
   });
 }
@@ -181,19 +183,21 @@ void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<
 template <class T, class Put>
 void twin_product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<T>& one,
                   const Packed<T>& other, Put put) {
-  const int64_t steps = one.steps();
-  over_panels(pool, one.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
-    const uint32_t *ones = one.panel(panel, 0), *others = other.panel(panel, 1);
-    in_tiles(a, stride, first, last, steps * PANEL,
-             [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
-      f32x16 left[ROWS][2], right[ROWS][2];
-      tile<T, ROWS, 2, FETCH>(row, ones, steps, ahead, left);
-      tile<T, ROWS, 2, FETCH>(row, others, steps, ahead, right);
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < 2; ++v) {
-          const int64_t column = panel * PANEL + v * LANES;
-          put(at + r, column, one.scaled(column, left[r][v]), other.scaled(column, right[r][v]));
-        }
+  const int64_t size = one.panel_units(), steps = size / PANEL;
+  one.with_units([&](const auto* ones) {
+    const auto* others = static_cast<decltype(ones)>(other.data);
+    over_panels(pool, one.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
+      in_tiles(a, stride, first, last, size,
+               [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
+        f32x16 left[ROWS][2], right[ROWS][2];
+        tile<T, ROWS, 2, FETCH>(row, ones + panel * size, steps, ahead, left);
+        tile<T, ROWS, 2, FETCH>(row, others + panel * size, steps, ahead, right);
+        for (int r = 0; r < ROWS; ++r)
+          for (int v = 0; v < 2; ++v) {
+            const int64_t column = panel * PANEL + v * LANES;
+            put(at + r, column, one.scaled(column, left[r][v]), other.scaled(column, right[r][v]));
+          }
+      });
     });
   });
 }
