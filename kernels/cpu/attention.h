@@ -99,12 +99,13 @@ class Attention {
     for (int64_t at = item.begin; at < item.end; at += BLOCK_TOKENS) {
       const int64_t end = std::min(item.end, at + BLOCK_TOKENS);
       const Block<T> block = finder.block(at, end);
+      Ahead<T> ahead(finder, end, std::min(item.end, end + BLOCK_TOKENS), block.keys[0]);
       for (int64_t first = 0; first < queries; first += QUERY_ROWS) {
         const int64_t count = std::min<int64_t>(QUERY_ROWS, queries - first);
         // Queries are in order of position: the last one sees most.
         if (mine.visible[first + count - 1] <= at) continue;
         with_rows(count, [&]<int ROWS>() {
-          if constexpr (ROWS <= QUERY_ROWS) look<ROWS>(mine, first, block, at, end, bend);
+          if constexpr (ROWS <= QUERY_ROWS) look<ROWS>(mine, first, block, ahead, at, end, bend);
         });
       }
     }
@@ -113,15 +114,17 @@ class Attention {
 
   // Let ROWS queries see one block.
   template <int ROWS>
-  void look(Scratch& mine, int64_t first, const Block<T>& block, int64_t at, int64_t end,
-            Bend bend) {
+  void look(Scratch& mine, int64_t first, const Block<T>& block, Ahead<T>& ahead, int64_t at,
+            int64_t end, Bend bend) {
     const int64_t dim = shape_.head_dim;
     // Queries are in order of position: what the last one does not see, none does.
     const auto seen = [&](int r) { return std::min(end, mine.visible[first + r]) - at; };
     const int tiles = static_cast<int>((seen(ROWS - 1) + LANES - 1) / LANES);
     alignas(64) float score[ROWS][BLOCK_TOKENS];
-    for (int tile = 0; tile < tiles; tile += SCORE_TILES)
-      scores<ROWS>(&mine.query[first * dim], block, tile, score);
+    for (int tile = 0; tile < tiles; tile += SCORE_TILES) {
+      const auto* values = first == 0 ? block.values : block.keys;
+      scores<ROWS>(&mine.query[first * dim], block, tile, ahead.next(), values + tile, score);
+    }
     alignas(64) T weight[ROWS][BLOCK_TOKENS];
     f32x16 fade[ROWS];
     for (int r = 0; r < ROWS; ++r) {
@@ -162,9 +165,12 @@ class Attention {
     return total;
   }
 
-  // Products of ROWS queries with the keys of tiles [tile, tile + SCORE_TILES).
+  // Products of ROWS queries with the keys of tiles [tile, tile + SCORE_TILES). Meanwhile the tile
+  // `ahead` is fetched, a line a step: all at once would be waited for. Where these queries are all
+  // that look at the block, so are the `values` of the same tiles.
   template <int ROWS>
-  void scores(const T* query, const Block<T>& block, int tile, float (&score)[ROWS][BLOCK_TOKENS]) {
+  void scores(const T* query, const Block<T>& block, int tile, const uint32_t* ahead,
+              const uint32_t* const* values, float (&score)[ROWS][BLOCK_TOKENS]) {
     const int64_t dim = shape_.head_dim, steps = dim / PAIR<T>;
     f32x16 acc[ROWS][SCORE_TILES];
 #pragma GCC unroll 6
@@ -174,6 +180,11 @@ class Attention {
     const uint32_t* const* from = block.keys + tile;
     for (int64_t step = 0; step < steps; ++step) {
       i32x16 keys[SCORE_TILES];
+      prefetch(ahead + step * LANES);
+      if constexpr (ROWS < QUERY_ROWS) {
+#pragma GCC unroll 4
+        for (int v = 0; v < SCORE_TILES; ++v) prefetch(values[v] + step * LANES);
+      }
 #pragma GCC unroll 4
       for (int v = 0; v < SCORE_TILES; ++v) keys[v] = load_units(from[v] + step * LANES);
 #pragma GCC unroll 6

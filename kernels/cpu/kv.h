@@ -137,7 +137,10 @@ class Finder {
       found.keys[i] = tile(i, at, used, true);
       found.values[i] = tile(i, at, used, false);
     }
-    for (int i = found.tiles; i < BLOCK_TILES; ++i) found.keys[i] = found.keys[0];  // masked
+    for (int i = found.tiles; i < BLOCK_TILES; ++i) {  // masked
+      found.keys[i] = found.keys[0];
+      found.values[i] = found.values[0];
+    }
     if (shape_.scaled()) {
       std::fill_n(shelf_.scales.begin(), 2 * BLOCK_TOKENS, 0.0f);
       for (int64_t i = 0; i < last - first; ++i) {
@@ -148,6 +151,12 @@ class Finder {
       found.value_scales = found.key_scales + BLOCK_TOKENS;
     }
     return found;
+  }
+
+  // Where the keys or the values of the tile at `token` lie; null if they are not read in place.
+  const uint32_t* place(int64_t token, bool is_key) const {
+    if (!shape_.tiled() || shape_.scaled()) return nullptr;
+    return reinterpret_cast<const uint32_t*>(stored(token, is_key));
   }
 
  private:
@@ -208,6 +217,30 @@ class Finder {
   const int32_t* const pages_;
   const int64_t head_;
   Shelf<T>& shelf_;
+};
+
+// Hands out, one by one, the tiles of tokens [first, last), which are read in place soon.
+template <class T>
+class Ahead {
+ public:
+  // `none` is handed out when there are no more.
+  Ahead(const Finder<T>& finder, int64_t first, int64_t last, const uint32_t* none)
+      : finder_(finder), token_(first), last_(last), none_(none) {}
+
+  const uint32_t* next() {
+    if (token_ >= last_) return none_;
+    const uint32_t* found = finder_.place(token_, is_key_);
+    if (!is_key_) token_ += TILE_TOKENS;
+    is_key_ = !is_key_;
+    return found ? found : none_;
+  }
+
+ private:
+  const Finder<T>& finder_;
+  int64_t token_;
+  const int64_t last_;
+  const uint32_t* const none_;
+  bool is_key_ = true;
 };
 
 }  // namespace radix
