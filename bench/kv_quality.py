@@ -1,4 +1,4 @@
-"""What KV in 8 bits costs in quality, keys and values apart.
+"""What KV and weights in 8 bits cost in quality: keys, values and weights apart.
 
     python -m bench.kv_quality [--quick] [--model MODEL] [--text FILE] [--out bench/results]
 
@@ -6,10 +6,12 @@ Two questions, in fp32 arithmetic, so that nothing but the codes makes a differe
 
 - *Facts*: numbers stand at the beginning of long prompts and are asked for at the end. How likely
   is the right answer, and is each of its tokens the likeliest?
-- *Text*: how far are the distributions of the next token from those of exact KV, on each token of a
-  text (Kullback-Leibler divergence), and how often is the likeliest token another?
+- *Text*: how far are the distributions of the next token from those of the exact model, on each
+  token of a text (Kullback-Leibler divergence), and how often is the likeliest token another?
 
-``--text`` takes your own file. Results are written as JSON and PNG.
+Keys, values and weights go through their codes and back, rounded as the kernels round them. As a
+yardstick, the exact model is also run in bf16. ``--text`` takes your own file. Results are written
+as JSON and PNG.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ import pydoc_data.topics
 import random
 import sys
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -48,66 +50,120 @@ from radixserve.tokens import TOKEN_BYTES
 
 PAGE = 16
 CHUNK = 256
-VARIANTS: dict[str, tuple[Code, Code]] = {
-    "keys in int8": ("int8", "none"),
-    "values in int8": ("none", "int8"),
-    "int8": ("int8", "int8"),
-    "keys in fp8_e4m3": ("fp8_e4m3", "none"),
-    "values in fp8_e4m3": ("none", "fp8_e4m3"),
-    "fp8_e4m3": ("fp8_e4m3", "fp8_e4m3"),
+Weights = Literal["none", "int8", "bf16"]
+
+
+class Variant(NamedTuple):
+    """What is rounded."""
+
+    weights: Weights = "none"
+    """``bf16``: everything is computed in it."""
+    keys: Code = "none"
+    values: Code = "none"
+
+
+VARIANTS = {
+    "exact": Variant(),
+    "bf16": Variant("bf16"),
+    "keys in int8": Variant(keys="int8"),
+    "values in int8": Variant(values="int8"),
+    "KV in int8": Variant(keys="int8", values="int8"),
+    "keys in fp8_e4m3": Variant(keys="fp8_e4m3"),
+    "values in fp8_e4m3": Variant(values="fp8_e4m3"),
+    "KV in fp8_e4m3": Variant(keys="fp8_e4m3", values="fp8_e4m3"),
+    "weights in int8": Variant("int8"),
+    "weights and KV in int8": Variant("int8", "int8", "int8"),
 }
 THINGS = ("lamp", "door", "bridge", "garden", "engine", "clock", "tower", "river")
 COLOURS = ("red", "green", "white", "black", "yellow", "blue")
+FACTS = 8
+"""That a prompt tells; each is asked for."""
 
 
 class Rounded(ReferenceAttention):
     """The reference, on keys and values that went through their codes and back."""
 
-    def __init__(self, kv: torch.Tensor, codes: tuple[Code, Code]):
+    def __init__(self, kv: torch.Tensor, *codes: Code):
         super().__init__(kv)
         self._codes = codes
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """See ``ReferenceAttention.append``."""
         through = [
-            vectors if code == "none" else dequantize(*quantize(vectors, code)).to(vectors.dtype)
+            vectors if code == "none" else _through(vectors, code)
             for vectors, code in zip((key, value), self._codes, strict=True)
         ]
         super().append(layer, *through)
 
 
+def _through(vectors: torch.Tensor, code: Code) -> torch.Tensor:
+    return dequantize(*quantize(vectors, code)).to(vectors.dtype)
+
+
 @dataclass
 class Model:
-    """A model that is run with several kinds of KV at once."""
+    """A model in several kinds of arithmetic."""
 
-    decoder: Decoder
+    decoders: dict[Weights, Decoder]
     geometry: KvGeometry
     tokenizer: Tokenizer
 
-    def logprobs(
-        self, tokens: bytes, variants: dict[str, tuple[Code, Code]]
-    ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        """The distributions behind each token, chunk by chunk: position of the first, and fp32
-        [tokens, vocabulary] for each variant."""
-        count = len(tokens) // TOKEN_BYTES
-        pages = array("i", range(1, 2 + count // PAGE))
-        backends = {
-            name: Rounded(
-                KvStorage(self.geometry, len(pages) + 1, PAGE, torch.device("cpu")).kv, codes
+    @classmethod
+    def load(cls, name: str | None) -> Model:
+        """``name`` as radixserve serve takes it.
+
+        Raises:
+            RadixServeError, OSError: it cannot be loaded.
+        """
+        config = EngineConfig(
+            model=name, dtype="float32", device="cpu", attention_backend="reference"
+        )
+        files = prepare(config)
+        described = describe(files.model, config)
+        exact, coded = load(described), load(described)
+        for layer in coded.model.modules():
+            if isinstance(layer, torch.nn.Linear):  # also a table that is the head as well
+                layer.weight.copy_(_through(layer.weight, "int8"))
+        narrow = load(describe(files.model, replace(config, dtype="bfloat16")))
+        return cls(
+            {"none": exact, "int8": coded, "bf16": narrow},
+            survey(exact, described.max_model_len),
+            Tokenizer.load(files.tokenizer),
+        )
+
+    def contexts(self, tokens: int) -> dict[str, Context]:
+        """One for each variant, with room for ``tokens``."""
+        return {name: Context(self, variant, tokens) for name, variant in VARIANTS.items()}
+
+
+class Context:
+    """KV of one sequence under one variant."""
+
+    def __init__(self, model: Model, variant: Variant, tokens: int):
+        self._decoder = model.decoders[variant.weights]
+        dtype = torch.bfloat16 if variant.weights == "bf16" else torch.float32
+        self._pages = array("i", range(1, 2 + tokens // PAGE))
+        storage = KvStorage(
+            replace(model.geometry, dtype=dtype), len(self._pages) + 1, PAGE, torch.device("cpu")
+        )
+        self._backend = Rounded(storage.kv, variant.keys, variant.values)
+
+    def feed(self, tokens: bytes, start: int, keep: slice = slice(0)) -> torch.Tensor:
+        """Log-probabilities, fp32 [kept tokens, vocabulary], of what follows each of ``tokens``.
+
+        ``tokens`` stand behind ``start`` others; what stood there before is overwritten.
+        """
+        kept = []
+        for at in range(0, len(tokens) // TOKEN_BYTES, CHUNK):
+            part = tokens[at * TOKEN_BYTES : (at + CHUNK) * TOKEN_BYTES]
+            row = Row("r", part, start + at, self._pages, SamplingParams())
+            batch = paged_batch(StepPlan(1, [row]), PAGE)
+            wanted = range(len(tokens) // TOKEN_BYTES)[keep]
+            batch.sample_rows = torch.tensor(
+                [i for i in range(len(batch.token_ids)) if at + i in wanted], dtype=torch.int64
             )
-            for name, codes in variants.items()
-        }
-        for start in range(0, count, CHUNK):
-            part = tokens[start * TOKEN_BYTES : (start + CHUNK) * TOKEN_BYTES]
-            batch = paged_batch(StepPlan(1, [Row("r", part, start, pages, SamplingParams())]), PAGE)
-            batch.sample_rows = torch.arange(len(batch.token_ids))
-            yield (
-                start,
-                {
-                    name: self.decoder.logits(batch, backend).float().log_softmax(-1)
-                    for name, backend in backends.items()
-                },
-            )
+            kept.append(self._decoder.logits(batch, self._backend).float().log_softmax(-1))
+        return torch.cat(kept)
 
 
 @dataclass
@@ -128,62 +184,60 @@ def facts(model: Model, length: int, prompts: int) -> dict[str, Any]:
     """Numbers at the beginning of prompts of about ``length`` tokens, asked for at the end."""
     rng = random.Random(length)
     filler = model.tokenizer.encode(_filler(), add_special_tokens=False)
-    sums = {name: Sums() for name in ("exact", *VARIANTS)}
+    sums = {name: Sums() for name in VARIANTS}
     for _ in tqdm(range(prompts), desc=f"facts, {length:,} tokens", disable=None):
-        things = rng.sample([f"{c} {t}" for c in COLOURS for t in THINGS], 4)
+        things = rng.sample([f"{c} {t}" for c in COLOURS for t in THINGS], FACTS)
         numbers = [str(rng.randrange(1000, 10_000)) for _ in things]
         told = "".join(
             f"The number of the {thing} is {number}.\n"
             for thing, number in zip(things, numbers, strict=True)
         )
-        asked = rng.randrange(len(things))
         begin = model.tokenizer.encode(told)
-        question = f"\n\nAs said at the beginning, the number of the {things[asked]} is"
-        end = model.tokenizer.encode(question, add_special_tokens=False)
-        answer = model.tokenizer.encode(f" {numbers[asked]}", add_special_tokens=False)
-        room = length * TOKEN_BYTES - len(begin) - len(end) - len(answer)
+        room = max(0, length * TOKEN_BYTES - len(begin))
         at = rng.randrange(max(1, (len(filler) - room) // TOKEN_BYTES)) * TOKEN_BYTES
-        prompt = begin + filler[at : at + max(0, room)] + end + answer
-        first = (len(prompt) - len(answer)) // TOKEN_BYTES - 1
-        for name, (logprob, right) in _answered(model, prompt, first).items():
-            sums[name].add(answer_logprob=logprob, answer_likeliest=right)
-    return {"tokens": length, "prompts": prompts} | {
+        prompt = begin + filler[at : at + room]
+        contexts = model.contexts(length + 100)
+        for context in contexts.values():
+            context.feed(prompt, 0)
+        for thing, number in zip(things, numbers, strict=True):
+            for name, (logprob, right) in _answers(model, contexts, prompt, thing, number).items():
+                sums[name].add(answer_logprob=logprob, answer_likeliest=right)
+    return {"tokens": length, "questions": prompts * FACTS} | {
         name: each.means() for name, each in sums.items()
     }
 
 
-def _answered(model: Model, prompt: bytes, first: int) -> dict[str, tuple[float, float]]:
-    """For each variant: mean logprob of the tokens behind position ``first``, and the share of them
-    that is the likeliest."""
-    ids = torch.frombuffer(bytearray(prompt), dtype=torch.int32).numpy().byteswap()
-    variants: dict[str, tuple[Code, Code]] = {"exact": ("none", "none"), **VARIANTS}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
-    for start, logprobs in model.logprobs(prompt, variants):
-        for position in range(max(first, start), min(start + CHUNK, len(ids) - 1)):
-            wanted = int(ids[position + 1])
-            for name, rows in logprobs.items():
-                row = rows[position - start]
-                found[name].append((float(row[wanted]), float(int(row.argmax()) == wanted)))
-    return {
-        name: (fmean(p for p, _ in pairs), fmean(r for _, r in pairs))
-        for name, pairs in found.items()
-    }
+def _answers(
+    model: Model, contexts: dict[str, Context], prompt: bytes, thing: str, number: str
+) -> dict[str, tuple[float, float]]:
+    """For each variant: the mean logprob of the tokens of ``number``, asked for behind ``prompt``,
+    and the share of them that is the likeliest."""
+    question = f"\n\nAs said at the beginning, the number of the {thing} is"
+    asked = model.tokenizer.encode(question, add_special_tokens=False)
+    answer = model.tokenizer.encode(f" {number}", add_special_tokens=False)
+    ids = torch.from_numpy(np.frombuffer(answer, ">i4").astype(np.int64))
+    found = {}
+    for name, context in contexts.items():
+        rows = context.feed(asked + answer, len(prompt) // TOKEN_BYTES, slice(-len(ids) - 1, -1))
+        right = (rows.argmax(-1) == ids).float().mean()
+        found[name] = float(rows.gather(1, ids[:, None]).mean()), float(right)
+    return found
 
 
 def text(model: Model, content: str, most: int) -> dict[str, Any]:
-    """How far the distributions on each token of ``content`` are from those of exact KV."""
+    """How far the distributions on each token of ``content`` are from those of the exact model."""
     tokens = model.tokenizer.encode(content)[: most * TOKEN_BYTES]
-    variants: dict[str, tuple[Code, Code]] = {"exact": ("none", "none"), **VARIANTS}
+    count = len(tokens) // TOKEN_BYTES
+    contexts = model.contexts(count)
     divergences: dict[str, list[torch.Tensor]] = {name: [] for name in VARIANTS}
     agreed: dict[str, list[torch.Tensor]] = {name: [] for name in VARIANTS}
-    count = len(tokens) // TOKEN_BYTES
-    with tqdm(total=count, desc="text", unit="token", disable=None) as bar:
-        for _, logprobs in model.logprobs(tokens, variants):
-            exact = logprobs.pop("exact")
-            for name, rows in logprobs.items():
-                divergences[name].append((exact.exp() * (exact - rows)).sum(-1))
-                agreed[name].append(exact.argmax(-1) == rows.argmax(-1))
-            bar.update(len(exact))
+    for start in tqdm(range(0, count, CHUNK), desc="text", disable=None):
+        part = tokens[start * TOKEN_BYTES : (start + CHUNK) * TOKEN_BYTES]
+        exact = contexts["exact"].feed(part, start, slice(None))
+        for name, context in contexts.items():
+            rows = exact if name == "exact" else context.feed(part, start, slice(None))
+            divergences[name].append((exact.exp() * (exact - rows)).sum(-1))
+            agreed[name].append(exact.argmax(-1) == rows.argmax(-1))
     shown: dict[str, Any] = {"tokens": count}
     for name in VARIANTS:
         all_of_it = torch.cat(divergences[name])
@@ -201,24 +255,23 @@ def _filler() -> str:
 
 def draw(results: dict[str, Any], path: Path) -> Path:
     """One panel a number, a bar for each variant."""
-    wanted: list[tuple[str, Callable[[str], float | None]]] = []
-    if results["text"]:
-        for key, title in (
-            ("divergence_mean", "mean KL divergence of the next token (nats)"),
-            ("same_likeliest", "same likeliest token as exact KV"),
-        ):
-            wanted.append((title, lambda name, key=key: results["text"].get(name, {}).get(key)))
+    wanted: list[tuple[str, str, dict[str, Any]]] = [
+        ("mean KL divergence of the next token (nats)", "divergence_mean", results["text"]),
+        ("same likeliest token as the exact model", "same_likeliest", results["text"]),
+    ]
     for entry in results["facts"]:
         title = f"logprob of facts asked for after {entry['tokens']:,} tokens"
-        wanted.append((title, lambda name, entry=entry: entry.get(name, {}).get("answer_logprob")))
-    figure, axes = plot.panels(len(wanted), columns=2, title="KV in 8 bits")
-    for panel, (title, value) in zip(axes, wanted, strict=True):
-        names = [name for name in ("exact", *VARIANTS) if value(name) is not None]
+        wanted.append((title, "answer_logprob", entry))
+    figure, axes = plot.panels(len(wanted), columns=2, title="KV and weights in 8 bits")
+    names = list(VARIANTS)[::-1]
+    for panel, (title, key, entry) in zip(axes, wanted, strict=True):
         plot.style(panel, title=title)
-        panel.barh(names[::-1], [value(name) for name in names[::-1]], color=plot.COLOURS[0])
-        low = min(value(name) or 0.0 for name in names)
-        if low > 0.5:
-            panel.set_xlim(low - (1 - low), 1)
+        values = [entry[name][key] for name in names]
+        if key == "divergence_mean":  # from a hundred-thousandth to a tenth; none is no bar
+            panel.set_xscale("log")
+        if key == "same_likeliest":
+            panel.set_xlim(2 * min(values) - 1, 1)
+        panel.barh(names, values, color=plot.COLOURS[0])
     return plot.save(figure, path)
 
 
@@ -229,18 +282,10 @@ def main() -> None:
     status = 0
     try:
         torch.set_grad_enabled(False)
-        config = EngineConfig(
-            model=options.model, dtype="float32", device="cpu", attention_backend="reference"
-        )
-        files = prepare(config)
-        described = describe(files.model, config)
-        decoder = load(described)
-        model = Model(
-            decoder, survey(decoder, described.max_model_len), Tokenizer.load(files.tokenizer)
-        )
+        model = Model.load(options.model)
         content = options.text.read_text(encoding="utf-8") if options.text else _filler()
         results["text"] = text(model, content, 256 if options.quick else 2048)
-        lengths, prompts = ((256,), 2) if options.quick else ((512, 1024, 2048), 8)
+        lengths, prompts = ((256,), 1) if options.quick else ((512, 1024, 2048), 3)
         for length in lengths:
             results["facts"].append(facts(model, length, prompts))
     except KeyboardInterrupt:
@@ -261,7 +306,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.kv_quality", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--quick", action="store_true", help="a minute instead of some ten")
+    parser.add_argument("--quick", action="store_true", help="a minute instead of some 15")
     parser.add_argument("--model", help="as radixserve serve takes it; default: the demo model")
     parser.add_argument("--text", type=Path, help="your own text, UTF-8")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
