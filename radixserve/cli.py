@@ -126,6 +126,14 @@ def serve(
         int | None,
         option("--threads", panel=MODEL, help="CPU threads.", show_default="one a core"),
     ] = None,
+    tensor_parallel_size: Annotated[
+        int,
+        option(
+            "--tensor-parallel-size",
+            panel=MODEL,
+            help="GPUs that compute the model together. On a CPU: processes, for tests.",
+        ),
+    ] = DEFAULTS.tensor_parallel_size,
     quantization: Annotated[
         Quantization,
         option("--quantization", panel=MODEL, help="int8: weights in 8 bits, on a CPU."),
@@ -243,6 +251,7 @@ def serve(
             seed=seed,
             chat_template=chat_template,
             threads=threads,
+            tensor_parallel_size=tensor_parallel_size,
             max_model_len=max_model_len,
             page_size=page_size,
             kv_memory=kv_memory,

@@ -61,12 +61,14 @@ class EngineConfig:
     """A Jinja file that replaces the model's own chat template."""
     threads: int | None = None
     """CPU threads for the model; None is one a core."""
+    tensor_parallel_size: int = 1
+    """GPUs that compute one model together, a process for each. On a CPU it is there for tests."""
 
     max_model_len: int | None = None
     """Longest prompt plus answer; None is what the model was made for."""
     page_size: int = 16
     kv_memory: int | None = None
-    """Bytes for KV pages; None takes ``kv_memory_share`` of the memory that is free."""
+    """Bytes for KV pages on each GPU; None takes ``kv_memory_share`` of the memory that is free."""
     kv_memory_share: float = 0.3
     num_pages: int | None = None
     """Pages, whatever they weigh; overrides ``kv_memory``."""
@@ -91,6 +93,7 @@ class EngineConfig:
         _positive("page_size", self.page_size)
         if self.page_size > LARGEST_PAGE:
             raise ConfigError(f"page_size must be at most {LARGEST_PAGE}, not {self.page_size}.")
+        _positive("tensor_parallel_size", self.tensor_parallel_size)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_queue"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_memory", "threads"):

@@ -23,6 +23,7 @@ from radixserve.errors import ConfigError
         ("kv_memory_share", 1.0),
         ("max_num_seqs", 0),
         ("threads", 0),
+        ("tensor_parallel_size", 0),
         ("long_prefill_token_threshold", -1),
     ],
 )

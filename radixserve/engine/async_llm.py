@@ -19,7 +19,7 @@ from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest
 from radixserve.engine.model_files import prepare
 from radixserve.errors import EngineDeadError, OverloadedError, RadixServeError
-from radixserve.model.runner import ModelRunner
+from radixserve.model import ranks
 from radixserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class AsyncLLM:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stats: EngineStats | None = None
+        self._closing = contextlib.ExitStack()
 
     async def start(self) -> None:
         """Load the model and start the thread.
@@ -78,6 +79,7 @@ class AsyncLLM:
         if self._thread is not None:
             self._commands.put(None)
             await asyncio.to_thread(self._thread.join)
+        self._closing.close()
 
     def healthy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -153,7 +155,8 @@ class AsyncLLM:
         files = prepare(self.config)
         template = Path(self.config.chat_template) if self.config.chat_template else None
         tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
-        runner = ModelRunner(files, self.config, eos_token_ids=tokenizer.eos_token_ids)
+        runner = ranks.load(files, self.config, eos_token_ids=tokenizer.eos_token_ids)
+        self._closing.callback(runner.close)
         return runner, tokenizer, files.name
 
     def _run(self, core: EngineCore) -> None:

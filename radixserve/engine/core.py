@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from radixserve.cache.prefix_cache import PrefixCache, Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest, Usage
-from radixserve.errors import InvalidRequestError
+from radixserve.errors import EngineDeadError, InvalidRequestError
 from radixserve.model.runner import ModelInfo
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.request import Request
@@ -85,6 +85,9 @@ class EngineCore:
         """Compute one step. Empty when no sequence got a token, also when there is nothing to do.
 
         A step that raises fails the requests in it; the others go on.
+
+        Raises:
+            EngineDeadError: what computes steps has ended.
         """
         plan = self.scheduler.plan()
         if plan is None:
@@ -92,6 +95,8 @@ class EngineCore:
         self._steps += 1
         try:
             sampled = self.runner.execute(plan)
+        except EngineDeadError:
+            raise
         except Exception as error:
             log.exception("step %d failed with %d requests in it", plan.step, len(plan.rows))
             failed = self.scheduler.fail(plan, f"The step that computed this failed: {error}")

@@ -20,7 +20,7 @@ from radixserve.engine.frontend import TextRequest, TokenLogprob
 from radixserve.engine.messages import EngineStats, FinishReason, Usage
 from radixserve.engine.model_files import prepare
 from radixserve.errors import RadixServeError
-from radixserve.model.runner import ModelRunner
+from radixserve.model import ranks
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack
@@ -62,6 +62,9 @@ class LLM:
         chat = [{"role": "user", "content": "What is a radix tree?"}]
         print(llm.chat(chat, SamplingParams(max_tokens=60)).text)
 
+    With ``tensor_parallel_size`` above 1 it starts processes, which import the caller's main
+    module again: a script has to make it below ``if __name__ == "__main__":``.
+
     Args:
         model: a directory, a GGUF file or a Hugging Face id; None is the demo model.
         settings: any other field of ``EngineConfig``.
@@ -69,6 +72,7 @@ class LLM:
     Raises:
         ConfigError: a setting cannot work.
         ModelError: the model cannot be found, read or served.
+        EngineDeadError: one of several ranks has ended.
     """
 
     def __init__(self, model: str | None = None, **settings: Any):
@@ -77,7 +81,7 @@ class LLM:
         template = Path(config.chat_template) if config.chat_template else None
         self.name = files.name
         self.tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
-        runner = ModelRunner(files, config, eos_token_ids=self.tokenizer.eos_token_ids)
+        runner = ranks.load(files, config, eos_token_ids=self.tokenizer.eos_token_ids)
         self.core = EngineCore(config, runner)
         gc.freeze()  # what is loaded stays: looking through it would take the time of two steps
 

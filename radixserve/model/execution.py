@@ -12,17 +12,24 @@ from safetensors import SafetensorError
 
 from radixserve.attention import cpu
 from radixserve.attention.arrays import PagedBatch
+from radixserve.attention.backend import AttentionBackend
+from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
-from radixserve.errors import ConfigError
+from radixserve.errors import ConfigError, ModelError
 from radixserve.kernels.cpu.library import CpuKernels
-from radixserve.model import native
+from radixserve.model import family, native, torch_decoder
 from radixserve.model.kv_storage import KvGeometry, code_of
 from radixserve.model.loader import Description
+from radixserve.model.ops import FlashInferOps, Ops, TorchOps
+from radixserve.model.parallel import ALONE, Parallel, check_size
 
 log = logging.getLogger(__name__)
 
 Logits = Callable[[PagedBatch], torch.Tensor]
 """Appends the KV of a step and returns the logits, [S, vocabulary], of its sampled rows."""
+
+Attention = Callable[[torch.Tensor, KvGeometry], AttentionBackend]
+"""Makes the attention over the memory of a ``KvStorage`` of that geometry, this rank's own."""
 
 
 class Executable(Protocol):
@@ -36,13 +43,22 @@ class Executable(Protocol):
         """The model over ``kv``, the memory of a ``KvStorage`` of its geometry."""
 
 
-def executable(described: Description, config: EngineConfig) -> Executable:
-    """The fastest way to run the model that ``config`` allows.
+def executable(
+    described: Description, config: EngineConfig, parallel: Parallel = ALONE
+) -> Executable:
+    """The fastest way to run the model that ``config`` allows; the share of one rank of several.
 
     Raises:
         ModelError: its weights cannot be read, or it needs what radixserve does not have.
+        ConfigError: ``config`` asks for what only another device or decoder has.
     """
-    threads = config.threads or cpu.available_cores()
+    threads = config.threads or max(1, cpu.available_cores() // parallel.size)
+    on_gpu = described.device.type == "cuda" and config.attention_backend == "auto"
+    if on_gpu or parallel.size > 1:
+        torch.set_num_threads(threads)
+        made = _torch(described, config, parallel)
+        if made is not None:
+            return made
     kernels = None
     if described.device.type == "cpu" and config.attention_backend != "reference":
         kernels = cpu.kernels()
@@ -81,11 +97,8 @@ def _native(
     if unfit is not None:
         log.info("transformers runs this model, not the native decoder: %s", unfit)
         return None
-    try:
-        tensors = _tensors(described)
-    except (OSError, SafetensorError):
-        return None  # whoever reads them next says what is wrong with them
-    if not native.complete(described.config, tensors):
+    tensors = _tensors(described)
+    if tensors is None:
         return None
     geometry = native.geometry(described.config, described.dtype, code_of(config))
     model = native.NativeModel(
@@ -105,12 +118,95 @@ def _native(
     return _Native(model, geometry, kind)
 
 
-def _tensors(described: Description) -> native.Tensors:
-    if not described.dummy:
-        return native.checkpoint(described.path)
-    from radixserve.model.transformers_model import weights
+def _reference(kv: torch.Tensor, geometry: KvGeometry) -> AttentionBackend:
+    return ReferenceAttention(kv)
 
-    state = weights(described).state_dict()
-    if described.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    return {name: partial(torch.Tensor.detach, tensor) for name, tensor in state.items()}
+
+class _Torch:
+    """The whole decoder in torch; ``attention`` may be any that reads the plain layout of KV."""
+
+    def __init__(
+        self,
+        decoder: torch_decoder.TorchDecoder,
+        geometry: KvGeometry,
+        attention: Attention,
+        name: str,
+    ):
+        self._decoder, self.geometry, self._attention = decoder, geometry, attention
+        self.name = name
+
+    def on(self, kv: torch.Tensor) -> Logits:
+        return partial(self._decoder.logits, backend=self._attention(kv, self.geometry))
+
+
+def _torch(
+    described: Description,
+    config: EngineConfig,
+    parallel: Parallel,
+    attention: Attention = _reference,
+) -> _Torch | None:
+    """None, where there is one rank and transformers can run what this decoder cannot."""
+    if parallel.size > 1:
+        check_size(described.config, parallel.size)
+    unfit = family.unfit(described.config)
+    if unfit is not None:
+        log.info("transformers runs this model, not the decoder for GPUs: %s", unfit)
+        return None
+    tensors = _tensors(described)
+    if tensors is None:
+        if parallel.size == 1:
+            return None
+        raise ModelError(
+            f"{described.path}: the weights are not all there, are more than the model has, or "
+            "cannot be read. With tensor_parallel_size 1 the message names them."
+        )
+    _check_plain(config)
+    decoder = torch_decoder.TorchDecoder(
+        described.config,
+        described.dtype,
+        tensors,
+        _ops(described),
+        device=described.device,
+        max_model_len=described.max_model_len,
+        parallel=parallel,
+    )
+    geometry = torch_decoder.geometry(described.config, described.dtype, parallel)
+    ranks = f", {parallel.size} ranks" if parallel.size > 1 else ""
+    return _Torch(decoder, geometry, attention, f"torch decoder ({described.device.type}{ranks})")
+
+
+def _check_plain(config: EngineConfig) -> None:
+    for name, plain in (("quantization", "none"), ("kv_cache_dtype", "auto")):
+        if getattr(config, name) != plain:
+            raise ConfigError(
+                f"{name} {getattr(config, name)} needs the native kernels of a CPU and one rank: "
+                f"leave it at {plain}."
+            )
+
+
+def _ops(described: Description) -> Ops:
+    if described.device.type != "cuda" or described.dtype == torch.float32:
+        return TorchOps()
+    try:
+        return FlashInferOps()
+    except Exception as error:  # its import fails in many ways where a part of it is missing
+        log.warning("layers run in plain torch, without flashinfer: %r", error)
+        return TorchOps()
+
+
+def _tensors(described: Description) -> family.Tensors | None:
+    """The model's weights; None if they are not complete, or cannot be read: transformers, which
+    tries next, says what is wrong with them."""
+    if described.dummy:
+        from radixserve.model.transformers_model import weights
+
+        state = weights(described).state_dict()
+        if described.config.tie_word_embeddings:
+            state.pop("lm_head.weight", None)
+        tensors: family.Tensors = {name: tensor.detach() for name, tensor in state.items()}
+    else:
+        try:
+            tensors = family.checkpoint(described.path)
+        except (OSError, SafetensorError):
+            return None
+    return tensors if family.complete(described.config, tensors) else None

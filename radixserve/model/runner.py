@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from radixserve.attention.arrays import paged_batch
+import torch
+
+from radixserve.attention.arrays import PagedBatch, paged_batch
+from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
 from radixserve.model.execution import executable
 from radixserve.model.kv_storage import KvStorage, page_count
 from radixserve.model.loader import ModelFiles, describe
 from radixserve.model.memory import free_memory
+from radixserve.model.parallel import ALONE, Parallel
 from radixserve.model.sampler import sample
 from radixserve.scheduling.plan import Sampled, StepPlan
 
@@ -43,6 +47,7 @@ class ModelRunner:
         files: where it is.
         config: how it is to be loaded, and how much memory its pages may take.
         eos_token_ids: tokens that end an answer besides those that the model's files name.
+        parallel: which rank this is of those that compute the model together.
 
     Raises:
         ModelError: the model cannot be read or served.
@@ -50,12 +55,21 @@ class ModelRunner:
     """
 
     def __init__(
-        self, files: ModelFiles, config: EngineConfig, *, eos_token_ids: Iterable[int] = ()
+        self,
+        files: ModelFiles,
+        config: EngineConfig,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        parallel: Parallel = ALONE,
     ):
         described = describe(files.model, config)
-        model = executable(described, config)
+        if parallel.device is not None:
+            described = replace(described, device=parallel.device)
+        model = executable(described, config, parallel)
         geometry, device = model.geometry, described.device
-        num_pages = page_count(config, geometry, described.max_model_len, free_memory(device))
+        num_pages = parallel.smallest(
+            page_count(config, geometry, described.max_model_len, free_memory(device))
+        )
         self._storage = KvStorage(geometry, num_pages, config.page_size, device)
         self._logits = model.on(self._storage.kv)
         log.info("%s; %d KV pages of %d tokens", model.name, num_pages - 1, config.page_size)
@@ -66,7 +80,7 @@ class ModelRunner:
             num_pages=num_pages,
             dtype=str(described.dtype).removeprefix("torch."),
             backend=model.name,
-            kv_bytes_per_token=geometry.token_bytes,
+            kv_bytes_per_token=geometry.token_bytes * parallel.size,
             sampling_defaults=described.sampling_defaults,
         )
 
@@ -76,11 +90,18 @@ class ModelRunner:
         Returns:
             One entry a row: empty if it does not sample, else its token and those of its forks.
         """
-        self._storage.copy_pages(plan.copies)
-        if not plan.rows:
+        batch = paged_batch(plan, self._storage.page_size) if plan.rows else None
+        logits = self.compute(plan.copies, batch)
+        if logits is None:
             return []
-        batch = paged_batch(plan, self._storage.page_size)
-        logits = self._logits(batch)
         sampling = [row for row in plan.rows if row.sampling is not None]
         sampled = iter(sample(logits, sampling, self.info.eos_token_ids))
         return [() if row.sampling is None else next(sampled) for row in plan.rows]
+
+    def compute(self, copies: Sequence[PageCopy], batch: PagedBatch | None) -> torch.Tensor | None:
+        """Run ``copies``, then the rows of ``batch``; the logits of those that sample."""
+        self._storage.copy_pages(copies)
+        return None if batch is None else self._logits(batch)
+
+    def close(self) -> None:
+        """End what was started for this model beside this process."""

@@ -224,6 +224,22 @@ def test_a_step_that_fails_ends_its_requests_with_an_error_and_the_engine_lives_
     assert "step" in caplog.text
 
 
+def test_a_model_that_is_lost_ends_the_engine_with_its_reason(tmp_path, caplog):
+    def lost(plan):
+        raise EngineDeadError("Rank 1 of the model was killed (SIGKILL).")
+
+    async def scenario():
+        async with running(tmp_path) as (engine, model, tokenizer):
+            model.execute = lost
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await collect(engine, ask(tokenizer))
+            with pytest.raises(EngineDeadError):
+                await collect(engine, ask(tokenizer, name="late"))
+
+    asyncio.run(scenario())
+    assert "the engine has died" in caplog.text
+
+
 def test_after_the_end_requests_are_refused_and_those_in_flight_get_an_error(tmp_path):
     async def scenario():
         async with running(tmp_path) as (engine, model, tokenizer):

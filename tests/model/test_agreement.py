@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM
 from radixserve.attention.arrays import paged_batch
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
-from radixserve.model.execution import Executable, executable
+from radixserve.model.execution import Executable, _torch, executable
 from radixserve.model.kv_storage import KvStorage
 from radixserve.model.loader import describe
+from radixserve.model.parallel import ALONE
 from radixserve.model.survey import self_check, survey
 from radixserve.model.transformers_model import load
 from radixserve.scheduling.plan import Row, StepPlan
@@ -66,7 +67,7 @@ def expected(checkpoint: Path) -> torch.Tensor:
         return plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
 
 
-@pytest.fixture(scope="module", params=["auto", "native", "reference"])
+@pytest.fixture(scope="module", params=["auto", "native", "reference", "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -76,11 +77,17 @@ def paged(request: pytest.FixtureRequest, checkpoint: Path, backend: str) -> Pag
     config = EngineConfig(
         dtype="float32",
         device="cpu",
-        attention_backend=backend,
+        attention_backend="reference" if backend == "torch" else backend,
         page_size=request.param,
         threads=2,
     )
-    return Paged(executable(describe(checkpoint, config), config), request.param)
+    described = describe(checkpoint, config)
+    if backend != "torch":
+        return Paged(executable(described, config), request.param)
+    model = _torch(described, config, ALONE)  # what a GPU would run
+    if model is None:
+        pytest.skip("only transformers runs this model")
+    return Paged(model, request.param)
 
 
 @pytest.mark.parametrize("chunk", [len(PROMPT), 7, 1])

@@ -1,0 +1,289 @@
+"""The decoder in torch gives the logits of transformers, alone and as several ranks together."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from radixserve.attention.arrays import PagedBatch, paged_batch
+from radixserve.attention.reference import ReferenceAttention
+from radixserve.errors import ConfigError
+from radixserve.model import family
+from radixserve.model.kv_storage import KvStorage
+from radixserve.model.ops import TorchOps
+from radixserve.model.parallel import ALONE, Parallel, check_size
+from radixserve.model.torch_decoder import TorchDecoder, geometry
+from radixserve.scheduling.plan import Row, StepPlan
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import pack
+from tests.model import tiny
+
+CPU = torch.device("cpu")
+PAGE = 16
+SMALL: dict[str, Any] = {
+    "vocab_size": 250,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+FORMS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SMALL),
+    "tied embeddings": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "biases": LlamaConfig(**SMALL, attention_bias=True),
+    "one KV head": LlamaConfig(**{**SMALL, "num_key_value_heads": 1}),
+    "a KV head for each head": LlamaConfig(**{**SMALL, "num_key_value_heads": 4}),
+    "stretched positions": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE),
+    "mistral": tiny.FAMILIES["mistral"](),
+    "biases of queries, keys and values": Qwen2Config(
+        **{**SMALL, "hidden_size": 64}, use_sliding_window=False
+    ),
+    "norms of queries and keys": Qwen3Config(**SMALL),
+    "layers that do not rotate": SmolLM3Config(**SMALL, no_rope_layers=[1, 1, 0, 1]),
+}
+PROMPT = [(29 * i * i + 3 * i + 5) % 250 for i in range(70)]
+PAGES = array("i", [7, 3, 11, 1, 15])
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def checkpoint(form: str) -> Path:
+        if form not in made:
+            made[form] = tiny.save(tmp_path_factory.mktemp("model"), FORMS[form])
+        return made[form]
+
+    return checkpoint
+
+
+@dataclass(frozen=True)
+class Thread(Parallel):
+    """A rank that is a thread of this process."""
+
+    board: Any = None
+    barrier: Any = None
+
+    def exchanged(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        self.board[self.rank] = mine.clone()
+        self.barrier.wait()
+        everyone = list(self.board)
+        self.barrier.wait()
+        return everyone
+
+    def sum(self, partial: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.exchanged(partial)).sum(0)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self.exchanged(part), -1)
+
+
+class Model:
+    """One rank over its own KV, a pool of NaN."""
+
+    def __init__(self, path: Path, dtype: torch.dtype = torch.float32, parallel: Parallel = ALONE):
+        config = AutoConfig.from_pretrained(path)
+        self.decoder = TorchDecoder(
+            config,
+            dtype,
+            family.checkpoint(path),
+            TorchOps(),
+            device=CPU,
+            max_model_len=128,
+            parallel=parallel,
+        )
+        self.geometry = geometry(config, dtype, parallel)
+        self.kv = KvStorage(self.geometry, 20, PAGE, CPU).kv.fill_(torch.nan)
+
+    def step(self, batch: PagedBatch) -> torch.Tensor:
+        return self.decoder.logits(batch, ReferenceAttention(self.kv))
+
+    def logits(self) -> torch.Tensor:
+        """Of all tokens of PROMPT, in chunks of 50."""
+        return torch.cat([self.step(chunk(start, start + 50)) for start in (0, 50)])
+
+
+def chunk(start: int, stop: int, *, sample_all: bool = True) -> PagedBatch:
+    row = Row("r", pack(PROMPT[start:stop]), start, PAGES, SamplingParams())
+    batch = paged_batch(StepPlan(1, [row]), PAGE)
+    if sample_all:
+        batch.sample_rows = torch.arange(len(batch.token_ids))
+    return batch
+
+
+def together(path: Path, size: int) -> list[torch.Tensor]:
+    """The logits of each of ``size`` ranks."""
+    board, barrier = [None] * size, threading.Barrier(size, timeout=60)
+    found: dict[int, torch.Tensor] = {}
+
+    def rank(index: int) -> None:
+        found[index] = Model(path, parallel=Thread(index, size, CPU, board, barrier)).logits()
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[index] for index in range(size)]
+
+
+def expected(path: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    with torch.inference_mode():
+        found: torch.Tensor = plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    return found.float()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_the_family_gives_the_logits_of_transformers(
+    checkpoints: Callable[[str], Path], form: str
+):
+    path = checkpoints(form)
+    torch.testing.assert_close(Model(path).logits(), expected(path), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(
+    checkpoints: Callable[[str], Path], form: str
+):
+    path = checkpoints(form)
+    truth = expected(path)
+    found = Model(path, torch.bfloat16).logits().float()
+    theirs = (expected(path, torch.bfloat16) - truth).norm()
+    assert (found - truth).norm() < 1.2 * theirs
+
+
+def test_only_the_sampled_rows_get_logits(checkpoints: Callable[[str], Path]):
+    path = checkpoints("llama")
+    whole, model = Model(path).logits(), Model(path)
+    torch.testing.assert_close(
+        model.step(chunk(0, 50, sample_all=False)), whole[49:50], atol=2e-4, rtol=2e-4
+    )
+    silent = chunk(50, 60)
+    silent.sample_rows = torch.arange(0)
+    assert model.step(silent).shape == (0, 250)
+    # The KV of tokens without logits is there all the same.
+    torch.testing.assert_close(model.step(chunk(60, 70)), whole[60:], atol=2e-4, rtol=2e-4)
+
+
+class NoAttention:
+    """Stands where attention would, to look at the decoder alone."""
+
+    def begin(self, batch: PagedBatch) -> None:
+        pass
+
+    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        pass
+
+    def run(
+        self, layer: int, query: torch.Tensor, *, scale: float, soft_cap: float | None = None
+    ) -> torch.Tensor:
+        return query
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_value_is_ever_looked_at_so_that_a_graph_can_hold_the_pass(
+    checkpoints: Callable[[str], Path], form: str
+):
+    nowhere = torch.device("meta")  # whose tensors have shapes, and no values to be read
+    decoder = TorchDecoder(
+        FORMS[form],
+        torch.bfloat16,
+        family.checkpoint(checkpoints(form)),
+        TorchOps(),
+        device=nowhere,
+        max_model_len=128,
+    )
+    tokens = torch.empty(7, dtype=torch.int64, device=nowhere)
+    found = decoder.forward(tokens, tokens, tokens[:3], NoAttention())
+    assert (found.shape, found.device) == ((3, FORMS[form].vocab_size), nowhere)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_together_give_the_logits_of_one(
+    checkpoints: Callable[[str], Path], form: str, size: int
+):
+    path = checkpoints(form)
+    alone = Model(path).logits()
+    for logits in together(path, size):  # 4 ranks of 2 KV heads, or of 1, hold copies of them
+        torch.testing.assert_close(logits, alone, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize(("size", "kv_heads", "heads"), [(1, 2, 4), (2, 1, 2), (4, 1, 1)])
+def test_a_rank_keeps_the_kv_of_its_own_heads(size: int, kv_heads: int, heads: int):
+    found = geometry(FORMS["llama"], torch.float32, Parallel(size - 1, size, CPU))
+    assert (found.kv_heads, found.heads) == (kv_heads, heads)
+
+
+def test_a_rank_reads_its_own_share_alone(checkpoints: Callable[[str], Path]):
+    read: dict[str, int] = {}
+
+    class Watched:
+        def __init__(self, name: str, stored: family.Stored):
+            self.name, self.stored = name, stored
+
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            part = self.stored[index]
+            read[self.name] = read.get(self.name, 0) + part.numel()
+            return part
+
+    path = checkpoints("llama")
+    tensors = family.checkpoint(path)
+    watched = {name: Watched(name, stored) for name, stored in tensors.items()}
+    TorchDecoder(
+        FORMS["llama"],
+        torch.float32,
+        watched,
+        TorchOps(),
+        device=CPU,
+        max_model_len=128,
+        parallel=Parallel(1, 2, CPU),
+    )
+    for name, stored in tensors.items():
+        split = "_proj" in name or name.startswith("lm_head")
+        assert read[name] * (2 if split else 1) == stored[:].numel(), name
+
+
+@pytest.mark.parametrize(
+    ("size", "change"),
+    [
+        (3, {}),
+        (8, {}),
+        (2, {"intermediate_size": 95}),
+        (2, {"num_attention_heads": 6, "num_key_value_heads": 3}),
+    ],
+)
+def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(
+    size: int, change: dict[str, int]
+):
+    config = LlamaConfig(**{**SMALL, **change})
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size {size}.*choose one of 1"):
+        check_size(config, size)
+    check_size(LlamaConfig(**SMALL), 4)
