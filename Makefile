@@ -2,6 +2,9 @@
 # make test    set everything up, run the tests
 # make lint    ruff and mypy
 #
+# make gpu-check, make gpu-bench    what can only be seen on a machine with a GPU
+# make gpu-wheels                   what to bring to such a machine that has no network
+#
 # make serve PORT=8123 MODEL=Qwen/Qwen3-0.6B ARGS='--page-size 32' passes on.
 
 PYTHON ?= python3
@@ -13,11 +16,11 @@ MODEL  ?=
 ARGS   ?=
 TESTS  ?=
 
-.PHONY: serve test lint format setup clean
+.PHONY: serve test lint format setup gpu-check gpu-bench gpu-wheels clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,5s/^# \{0,1\}//p' Makefile
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/radixserve serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
@@ -32,6 +35,15 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 setup: $(VENV)/.dev
+
+gpu-check: $(VENV)/.dev
+	@$(BIN)/python -m bench.gpu_check $(ARGS)
+
+gpu-bench: $(VENV)/.dev
+	@$(BIN)/python -m bench.gpu_check --bench $(ARGS)
+
+gpu-wheels:
+	@$(PYTHON) -m bench.gpu_check --wheels
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -23,6 +23,7 @@ from radixserve.config import (
 )
 from radixserve.errors import ConfigError, ModelError, RadixServeError
 from radixserve.terminal.chat import chat
+from radixserve.terminal.doctor import doctor
 from radixserve.terminal.plan import plan
 from radixserve.terminal.probe import probe
 from radixserve.terminal.sizes import byte_size
@@ -79,6 +80,7 @@ def option(*names: str, panel: str, help: str, **settings: Any) -> Any:
 app.command()(plan)
 app.command()(chat)
 app.command()(probe)
+app.command()(doctor)
 
 MODEL, MEMORY, BATCH, SERVER = "Model", "Memory and cache", "Scheduling", "Server"
 
@@ -189,6 +191,17 @@ def serve(
         float,
         option("--kv-memory-share", panel=MEMORY, help="That share, unless --kv-memory says."),
     ] = DEFAULTS.kv_memory_share,
+    gpu_memory_utilization: Annotated[
+        float,
+        option(
+            "--gpu-memory-utilization",
+            panel=MEMORY,
+            help="Share of a GPU's memory, weights and all, unless --kv-memory says.",
+        ),
+    ] = DEFAULTS.gpu_memory_utilization,
+    enforce_eager: Annotated[
+        bool, option("--enforce-eager", panel=MODEL, help="No CUDA graphs.")
+    ] = False,
     num_pages: Annotated[
         int | None,
         option("--num-pages", panel=MEMORY, help="Pages, whatever they weigh."),
@@ -256,6 +269,8 @@ def serve(
             page_size=page_size,
             kv_memory=kv_memory,
             kv_memory_share=kv_memory_share,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager,
             num_pages=num_pages,
             prefix_cache=not no_prefix_cache,
             max_num_seqs=max_num_seqs,

@@ -26,6 +26,8 @@ CHOICES = {
 }
 
 LARGEST_PAGE = 1024
+MOST_OF_A_GPU = 0.98
+"""Of its memory: what the driver takes as it goes has to fit into the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +70,13 @@ class EngineConfig:
     """Longest prompt plus answer; None is what the model was made for."""
     page_size: int = 16
     kv_memory: int | None = None
-    """Bytes for KV pages on each GPU; None takes ``kv_memory_share`` of the memory that is free."""
+    """Bytes for KV pages (on each GPU); None takes ``kv_memory_share`` of the memory that is free,
+    or, on a GPU, what ``gpu_memory_utilization`` leaves."""
     kv_memory_share: float = 0.3
+    gpu_memory_utilization: float = 0.90
+    """The share of a GPU's whole memory that this engine takes, weights and all."""
+    enforce_eager: bool = False
+    """Whether a GPU is told of every kernel anew: no CUDA graphs."""
     num_pages: int | None = None
     """Pages, whatever they weigh; overrides ``kv_memory``."""
     prefix_cache: bool = True
@@ -106,6 +113,11 @@ class EngineConfig:
         if not 0.0 < self.kv_memory_share <= 0.95:
             raise ConfigError(
                 f"kv_memory_share must be above 0 and at most 0.95, not {self.kv_memory_share}."
+            )
+        if not 0.0 < self.gpu_memory_utilization <= MOST_OF_A_GPU:
+            raise ConfigError(
+                f"gpu_memory_utilization must be above 0 and at most {MOST_OF_A_GPU}, "
+                f"not {self.gpu_memory_utilization}."
             )
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(

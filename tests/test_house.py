@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_no_file_outgrows_its_idea():
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 400
     }
     assert not long
+
+
+def test_every_folder_of_the_package_is_installed():
+    told = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    named = set(told["tool"]["setuptools"]["packages"])
+    found = {path.parent for _, path in modules() if path.name == "__init__.py"}
+    there = {".".join(folder.relative_to(REPOSITORY).parts) for folder in found}
+    mapped = {name if name.startswith("radixserve") else f"radixserve.{name}" for name in there}
+    assert mapped == named
 
 
 def test_the_kernels_are_not_importable_by_their_bare_name(tmp_path: Path):

@@ -11,12 +11,15 @@ import torch
 from radixserve.attention.arrays import PagedBatch, paged_batch
 from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
-from radixserve.model.execution import executable
+from radixserve.model.execution import Executable, executable
+from radixserve.model.facts import gpu_facts, reach_tools
+from radixserve.model.gpu_memory import CudaMemory, GpuSizing, rehearsal
 from radixserve.model.kv_storage import KvStorage, page_count
-from radixserve.model.loader import ModelFiles, describe
+from radixserve.model.loader import Description, ModelFiles, describe
 from radixserve.model.memory import free_memory
 from radixserve.model.parallel import ALONE, Parallel
 from radixserve.model.sampler import sample
+from radixserve.model.startup import require_gpu
 from radixserve.scheduling.plan import Sampled, StepPlan
 
 log = logging.getLogger(__name__)
@@ -65,11 +68,11 @@ class ModelRunner:
         described = describe(files.model, config)
         if parallel.device is not None:
             described = replace(described, device=parallel.device)
-        model = executable(described, config, parallel)
-        geometry, device = model.geometry, described.device
-        num_pages = parallel.smallest(
-            page_count(config, geometry, described.max_model_len, free_memory(device))
-        )
+        device = described.device
+        place = _on_gpu if device.type == "cuda" else _on_cpu
+        model, num_pages = place(described, config, parallel)
+        num_pages = parallel.smallest(num_pages)
+        geometry = model.geometry
         self._storage = KvStorage(geometry, num_pages, config.page_size, device)
         self._logits = model.on(self._storage.kv)
         log.info("%s; %d KV pages of %d tokens", model.name, num_pages - 1, config.page_size)
@@ -105,3 +108,26 @@ class ModelRunner:
 
     def close(self) -> None:
         """End what was started for this model beside this process."""
+
+
+def _on_cpu(
+    described: Description, config: EngineConfig, parallel: Parallel
+) -> tuple[Executable, int]:
+    """The model in memory, and how many KV pages it gets."""
+    model = executable(described, config, parallel)
+    free = free_memory(described.device)
+    return model, page_count(config, model.geometry, described.max_model_len, free)
+
+
+def _on_gpu(
+    described: Description, config: EngineConfig, parallel: Parallel
+) -> tuple[Executable, int]:
+    """The model on the GPU, and how many KV pages fit beside it and its largest step."""
+    if config.attention_backend != "reference":
+        reach_tools()
+        require_gpu(gpu_facts())
+    sizing = GpuSizing(CudaMemory(described.device), config)
+    with sizing.explained("the model", "serve a smaller one, or free what others hold"):
+        model = executable(described, config, parallel)
+    prepare = rehearsal(model, config, described.max_model_len, described.device)
+    return model, sizing.pages(model.geometry, prepare)

@@ -36,6 +36,11 @@ def test_bits_that_are_no_number_are_copied_as_they_are(kv: torch.Tensor):
     assert not kv[:, 1, :, 0].isnan().any()
 
 
-def test_a_page_that_does_not_exist_is_an_error(kv: torch.Tensor):
-    with pytest.raises(IndexError):
-        copy_pages(kv, [(3, 5)])
+@pytest.mark.parametrize("wrong", [(3, 5), (-1, 1), (5, 3), (2, -1)])
+def test_a_page_that_does_not_exist_is_an_error_before_anything_is_copied(
+    kv: torch.Tensor, wrong: tuple[int, int]
+):
+    before = kv.clone()
+    with pytest.raises(IndexError, match="does not exist"):
+        copy_pages(kv, [(3, 1), wrong])
+    assert torch.equal(kv, before)

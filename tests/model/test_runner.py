@@ -128,3 +128,13 @@ def test_what_the_engine_must_know_is_told(make: Callable[..., ModelRunner]):
 def test_memory_that_holds_no_page_is_refused(make: Callable[..., ModelRunner]):
     with pytest.raises(ConfigError, match="kv_memory"):
         make(num_pages=None, kv_memory=1000)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_greedy_tokens_are_those_of_transformers(
+    make: Callable[..., ModelRunner], expected: list[int]
+):
+    runner = make(device="cuda", attention_backend="reference", num_pages=None)
+    assert runner.info.num_pages > 1000  # measured, and filled
+    assert generate(runner, array("i", [9, 3, 40, 1, 22, 17, 8, 30, 60, 63, 12]), 20) == expected

@@ -1,0 +1,199 @@
+"""What is missing is named with its remedy, by the doctor and at the start on a GPU alike."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixserve.config import EngineConfig
+from radixserve.errors import ConfigError
+from radixserve.model import facts as reading
+from radixserve.model import runner
+from radixserve.model.facts import Facts, Gpu, GpuFacts, reach_tools
+from radixserve.model.loader import describe
+from radixserve.model.startup import Check, checks, gpu_checks, require_gpu
+from tests.model import tiny
+
+GIB = 1 << 30
+H200 = Gpu("NVIDIA H200", (9, 0), 138 * GIB, 140 * GIB)
+GOOD = GpuFacts(
+    torch="2.13.0+cu130",
+    cuda="13.0",
+    driver="13.1",
+    gpus=(H200,),
+    flashinfer="0.7.4",
+    triton="3.9.0",
+    nvcc="13.0",
+    ninja="/usr/bin/ninja",
+    compiler="/usr/bin/c++",
+)
+ALL = Facts(
+    python="3.11.7",
+    gpu=GOOD,
+    kernels="avx512",
+    has_kernels=True,
+    memory=16 * GIB,
+    cache=Path("/cache"),
+    disk=100 * GIB,
+    hub=Path("/hub"),
+    hub_writable=True,
+)
+
+
+def missing(**changed: Any) -> list[Check]:
+    return [check for check in gpu_checks(replace(GOOD, **changed)) if check.state == "missing"]
+
+
+def test_a_machine_that_has_all_is_ok_in_every_line():
+    assert {check.state for check in checks(ALL)} == {"ok"}
+    require_gpu(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "remedy"),
+    [
+        ({"flashinfer": None}, "FlashInfer", "pip install 'flashinfer-python>=0.6.13,<0.8'"),
+        ({"flashinfer": "0.6.12"}, "FlashInfer", "0.6.13 or newer, below 0.8, is needed"),
+        ({"flashinfer": "0.8.0"}, "FlashInfer", "below 0.8"),
+        ({"flashinfer": "1.0rc1"}, "FlashInfer", "below 0.8"),
+        ({"triton": None}, "Triton", "pip install 'triton>=3.4'"),
+        ({"triton": "3.3.1"}, "Triton", "3.4 or newer"),
+        ({"nvcc": None}, "nvcc", "install the CUDA toolkit 13.0, or set CUDA_HOME"),
+        ({"nvcc": "12.9"}, "nvcc", "install the CUDA toolkit 13.0"),
+        ({"ninja": None}, "ninja", "pip install ninja"),
+        ({"compiler": None}, "C++ compiler", "apt-get install g++"),
+        (
+            {"driver": "12.8"},
+            "driver",
+            "update the driver, or install a build of torch for CUDA 12",
+        ),
+        ({"cuda": None, "torch": "2.13.0+cpu"}, "torch", "a build of torch with CUDA"),
+        ({"gpus": ()}, "GPU", "nvidia-smi"),
+        ({"gpus": (replace(H200, name="Tesla V100", capability=(7, 0)),)}, "GPU", "Tesla V100"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_does_not_fit_is_refused_with_cause_and_remedy(
+    changed: dict[str, Any], name: str, remedy: str
+):
+    (line,) = missing(**changed)
+    assert line.name == name
+    assert remedy in line.remedy
+    with pytest.raises(ConfigError) as caught:
+        require_gpu(replace(GOOD, **changed))
+    for part in (name, line.found, line.remedy, "--device cpu"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"flashinfer": "0.6.13"},
+        {"flashinfer": "0.6.13.post1"},
+        {"flashinfer": "0.7.99"},
+        {"triton": "3.4.0"},
+        {"driver": "13.0"},
+        {"driver": "14.2"},
+        {"nvcc": "13.2"},
+        {"gpus": (replace(H200, capability=(7, 5)),)},
+    ],
+    ids=str,
+)
+def test_what_is_known_to_work_together_is_not_refused(changed: dict[str, Any]):
+    assert missing(**changed) == []
+
+
+def test_everything_that_is_missing_is_said_at_once():
+    with pytest.raises(ConfigError, match=r"FlashInfer: none .*; nvcc: none .*; ninja: none"):
+        require_gpu(replace(GOOD, flashinfer=None, nvcc=None, ninja=None))
+
+
+def test_a_machine_without_a_driver_needs_nothing_of_a_gpu():
+    bare = replace(
+        GOOD, torch="2.13.0+cpu", cuda=None, driver=None, gpus=(), flashinfer=None, triton=None,
+        nvcc=None, ninja=None,
+    )  # fmt: skip
+    states = {check.name: check.state for check in gpu_checks(bare)}
+    assert states.pop("torch") == states.pop("C++ compiler") == "ok"
+    assert set(states.values()) == {"not needed"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"memory": GIB}, "memory"),
+        ({"disk": GIB}, "disk"),
+        ({"hub_writable": False}, "model cache"),
+        ({"has_kernels": False, "kernels": "no compiler"}, "native kernels"),
+    ],
+    ids=str,
+)
+def test_what_a_cpu_needs_is_looked_at_too(changed: dict[str, Any], name: str):
+    (line,) = [check for check in checks(replace(ALL, **changed)) if check.state == "missing"]
+    assert line.name == name
+    assert line.remedy
+
+
+def test_the_start_on_a_gpu_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def load(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setattr(runner, "gpu_facts", lambda: replace(GOOD, flashinfer="0.5.0"))
+    monkeypatch.setattr(runner, "executable", load)
+    config = EngineConfig(device="cpu", dtype="float32")
+    with pytest.raises(ConfigError, match=r"FlashInfer: 0.5.0"):
+        runner._on_gpu(describe(tiny.write(tmp_path), config), config)
+
+
+# Reading
+
+
+def test_the_programs_of_this_environment_are_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    reach_tools()
+    reach_tools()
+    assert os.environ["PATH"] == f"/usr/bin{os.pathsep}{Path(sys.executable).parent}"
+
+
+def program(folder: Path, name: str, script: str) -> Path:
+    path = folder / "bin" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("script", "release"),
+    [("echo 'Cuda compilation tools, release 12.9, V12.9.86'", "12.9"), ("exit 1", None)],
+)
+def test_nvcc_tells_its_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, release: str | None
+):
+    program(tmp_path, "nvcc", script)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert reading.gpu_facts().nvcc == release
+
+
+def test_an_nvcc_that_cuda_home_lacks_is_not_looked_for_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program(tmp_path, "nvcc", "echo release 12.9,")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "empty"))
+    assert reading.gpu_facts().nvcc is None
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    assert reading.gpu_facts().nvcc == "12.9"
+
+
+def test_a_folder_that_is_still_to_be_made_counts_by_the_one_above(tmp_path: Path):
+    assert reading._writable(tmp_path / "not" / "there")
