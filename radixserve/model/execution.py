@@ -118,8 +118,24 @@ def _native(
     return _Native(model, geometry, kind)
 
 
-def _reference(kv: torch.Tensor, geometry: KvGeometry) -> AttentionBackend:
-    return ReferenceAttention(kv)
+def _attention(described: Description, config: EngineConfig) -> Attention:
+    """FlashInfer's kernels on a GPU, where they have the dtype; else plain torch."""
+    if described.device.type != "cuda" or described.dtype == torch.float32:
+        return lambda kv, geometry: ReferenceAttention(kv)
+    from radixserve.attention.flashinfer import FlashInferAttention
+
+    def make(kv: torch.Tensor, geometry: KvGeometry) -> AttentionBackend:
+        attention = FlashInferAttention(
+            kv,
+            geometry.heads,
+            query_dtype=described.dtype,
+            most_tokens=config.max_num_batched_tokens,
+            together=config.cascade_attention,
+        )
+        attention.calibrate()
+        return attention
+
+    return make
 
 
 class _Torch:
@@ -139,12 +155,7 @@ class _Torch:
         return partial(self._decoder.logits, backend=self._attention(kv, self.geometry))
 
 
-def _torch(
-    described: Description,
-    config: EngineConfig,
-    parallel: Parallel,
-    attention: Attention = _reference,
-) -> _Torch | None:
+def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> _Torch | None:
     """None, where there is one rank and transformers can run what this decoder cannot."""
     if parallel.size > 1:
         check_size(described.config, parallel.size)
@@ -172,7 +183,8 @@ def _torch(
     )
     geometry = torch_decoder.geometry(described.config, described.dtype, parallel)
     ranks = f", {parallel.size} ranks" if parallel.size > 1 else ""
-    return _Torch(decoder, geometry, attention, f"torch decoder ({described.device.type}{ranks})")
+    name = f"torch decoder ({described.device.type}{ranks})"
+    return _Torch(decoder, geometry, _attention(described, config), name)
 
 
 def _check_plain(config: EngineConfig) -> None:
