@@ -15,6 +15,8 @@ HOST   ?= 127.0.0.1
 MODEL  ?=
 ARGS   ?=
 TESTS  ?=
+# Tests compare our calls with FlashInfer's signatures: its Python code, without the GPU libraries.
+SIGNATURES := flashinfer-python==0.6.13 apache-tvm-ffi==0.1.15.post2 nvidia-ml-py==13.615.71 ninja==1.13.2
 
 .PHONY: serve test lint format setup gpu-check gpu-bench gpu-wheels clean
 .DEFAULT_GOAL := help
@@ -59,6 +61,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: $(VENV)/.serve
 	@echo "Installing the tools for development (once)"
 	@$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --no-deps $(SIGNATURES)
 	@touch $@
 
 clean:

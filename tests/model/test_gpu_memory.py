@@ -28,6 +28,7 @@ from radixserve.model.gpu_memory import (
 )
 from radixserve.model.kv_storage import MOST_PAGES, KvGeometry
 from radixserve.model.loader import ModelFiles, describe
+from radixserve.model.parallel import ALONE
 from tests.model import tiny
 
 GIB = 1 << 30
@@ -276,7 +277,7 @@ def test_a_model_on_a_gpu_is_sized_by_running_that_step(
         device="cpu", dtype="float32", max_num_seqs=5, max_num_batched_tokens=90, num_pages=30,
         attention_backend="reference",
     )  # fmt: skip
-    model, count = runner._on_gpu(describe(files.model, config), config)
+    model, count = runner._on_gpu(describe(files.model, config), config, ALONE)
     assert (count, sampled) == (30, [5])
     assert model.geometry.token_bytes == 3 * 2 * 2 * 16 * 4
 

@@ -119,7 +119,7 @@ def test_a_rank_that_fails_says_why(make: Callable[..., ModelRunner]):
     impossible = pickle.dumps(([PageCopy(1, 10_000, 1)], None))
     assert isinstance(runner, ranks.ParallelRunner)
     runner._ranks.send(impossible)
-    with pytest.raises(EngineDeadError, match=r"Rank 1 of the model has failed: index 10000"):
+    with pytest.raises(EngineDeadError, match=r"Rank 1 of the model has failed: page 10000"):
         step(runner, PROMPT, 0)
     assert not multiprocessing.active_children()
 

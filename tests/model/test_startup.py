@@ -16,6 +16,7 @@ from radixserve.model import facts as reading
 from radixserve.model import runner
 from radixserve.model.facts import Facts, Gpu, GpuFacts, reach_tools
 from radixserve.model.loader import describe
+from radixserve.model.parallel import ALONE
 from radixserve.model.startup import Check, checks, gpu_checks, require_gpu
 from tests.model import tiny
 
@@ -150,7 +151,7 @@ def test_the_start_on_a_gpu_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(runner, "executable", load)
     config = EngineConfig(device="cpu", dtype="float32")
     with pytest.raises(ConfigError, match=r"FlashInfer: 0.5.0"):
-        runner._on_gpu(describe(tiny.write(tmp_path), config), config)
+        runner._on_gpu(describe(tiny.write(tmp_path), config), config, ALONE)
 
 
 # Reading

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
+from typing import Any
 
 from wire import Message, resident, serve
 
 from radixserve.engine.llm import LLM
-from radixserve.model.kv_storage import KvStorage
 from radixserve.scheduling.sampling import SamplingParams
 
 
@@ -41,10 +40,8 @@ class Ours:
     def memory(self) -> Message:
         """What the process holds beyond weights and KV pool; the cache is lost."""
         self._llm.reset_prefix_cache()
-        pool = max(
-            (each.kv for each in gc.get_objects() if isinstance(each, KvStorage)),
-            key=lambda kv: kv.nbytes,
-        )
+        runner: Any = self._llm.core.runner
+        pool = runner._storage.kv
         pool.zero_()  # pages that were never written do not count as resident otherwise
         resident_bytes = resident()
         return {
