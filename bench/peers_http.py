@@ -45,8 +45,7 @@ from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import unpack
 
 WORKLOADS = ("shared-prefix", "long-shared-prefix", "rag")
-REPEATS = 2
-SHARES, QUICK_SHARES = (0.5, 0.75, 0.9, 1.0, 1.15, 1.3, 1.5), (0.6, 1.0, 1.3)
+SHARES, QUICK_SHARES = (0.6, 0.75, 0.9, 1.0, 1.1, 1.25), (0.75, 1.0)
 """Of the closed loop's rate."""
 
 
@@ -55,16 +54,16 @@ def build(name: str, encode: Encode, *, quick: bool) -> Workload:
     match name:
         case "shared-prefix":
             return workloads.generated_shared_prefix(
-                groups=4, per_group=4 if quick else 8, system=512, question=64, output=32
+                groups=4, per_group=16 if quick else 64, system=512, question=64, output=32
             )
         case "long-shared-prefix":
             made = workloads.generated_shared_prefix(
-                groups=4, per_group=6 if quick else 16, system=1024, question=64, output=64
+                groups=4, per_group=16 if quick else 64, system=1024, question=64, output=64
             )
             return replace(made, name=name)
         case "rag":
             return workloads.rag(
-                encode, requests=16 if quick else 40, chunk=128, question=32, output=32
+                encode, requests=64 if quick else 256, chunk=128, question=32, output=32
             )
     raise ValueError(f"no such workload: {name}; there are {', '.join(WORKLOADS)}")
 
@@ -139,21 +138,19 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers_http", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "--quick", action="store_true", help="small, each rate once: 8 minutes instead of 25"
+        "--quick", action="store_true", help="two rates, not six: 10 minutes instead of 25"
     )
     parser.add_argument("--only", type=names(servers), default=servers, help=", ".join(servers))
     parser.add_argument(
         "--workloads", type=names(WORKLOADS), default=WORKLOADS, help=", ".join(WORKLOADS)
     )
-    parser.add_argument("--repeats", type=int, help=f"of each rate; {REPEATS}, or 1 when quick")
+    parser.add_argument("--repeats", type=int, default=1, help="of each rate")
     parser.add_argument(
         "--threads", type=int, default=min(2, os.cpu_count() or 1), help="CPU threads of each"
     )
     parser.add_argument("--env-dir", type=Path, help="where the servers are kept: several GB")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     options = parser.parse_args()
-    if options.repeats is None:
-        options.repeats = 1 if options.quick else REPEATS
     if min(options.repeats, options.threads) < 1:
         parser.error("--repeats and --threads must be at least 1")
     options.env_dir = (options.env_dir or cache_directory() / "peers").expanduser().resolve()

@@ -86,7 +86,8 @@ def _llama(setting: Setting) -> tuple[list[str], dict[str, str]]:
     threads = str(setting.threads)
     command = [str(program), "--model", str(model), "--host", "127.0.0.1", "--no-ui"]
     command += ["--parallel", str(SLOTS), "--no-kv-unified"]
-    command += ["--ctx-size", str(SLOTS * setting.longest)]
+    # In whole cells of 256, and with room behind the longest request: without it the server ends.
+    command += ["--ctx-size", str(SLOTS * (-(-(setting.longest + 64) // 256) * 256))]
     command += ["--threads", threads, "--threads-batch", threads, "--flash-attn", "on"]
     command += ["--cache-ram", str(KV_BYTES >> 20), "--log-verbosity", "1"]
     return command, {}

@@ -19,7 +19,10 @@ from bench.workloads import Workload, arriving, renamed
 Numbers = dict[str, Any]
 
 CLOSED = 32
-"""Requests in flight in the closed loop."""
+"""Requests in flight in the closed loop, which has twice as many."""
+SPAN = 30.0
+"""Seconds that requests arrive for. Answers take seconds: in a much shorter run nothing can be said
+of whether they keep up with requests."""
 RUN_SECONDS = 300
 KEPT = (
     "requests",
@@ -100,7 +103,7 @@ class Bench:
         rates: dict[str, list[Numbers]] = {name: [] for name in self._running}
         entry = {"scale": workload.scale, "requests": len(workload.turns)}
         self._results["workloads"][workload.name] = entry | {"closed": closed, "rates": rates}
-        busy = replace(workload, concurrency=CLOSED)
+        busy = replace(_first(workload, 2 * CLOSED), concurrency=CLOSED)
         for name in self._running:
             closed[name] = {}
         await self._round(closed, "closed loop", lambda name, repeat: busy)
@@ -177,5 +180,10 @@ def numbers(run: Run) -> Numbers:
 
 
 def _arrive(workload: Workload, points: dict[str, Numbers], name: str, repeat: int) -> Workload:
-    """The same arrivals for all servers but for their rate."""
-    return arriving(workload, points[name]["rate"], (workload.name, repeat))
+    """The same arrivals for all servers but for their rate, and for how many there are."""
+    rate = points[name]["rate"]
+    return arriving(_first(workload, round(rate * SPAN)), rate, (workload.name, repeat))
+
+
+def _first(workload: Workload, count: int) -> Workload:
+    return replace(workload, conversations=workload.conversations[:count])
