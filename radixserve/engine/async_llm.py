@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import queue
 import threading
@@ -16,6 +15,7 @@ from radixserve.config import EngineConfig
 from radixserve.engine.answer import Answer
 from radixserve.engine.core import EngineCore, Runner
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
+from radixserve.engine.garbage import spare_what_is_loaded
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest
 from radixserve.engine.model_files import prepare
 from radixserve.errors import EngineDeadError, OverloadedError, RadixServeError
@@ -55,7 +55,7 @@ class AsyncLLM:
             ModelError: the model cannot be found, read or served.
         """
         runner, tokenizer, name = await asyncio.to_thread(self._load)
-        gc.freeze()  # what is loaded stays: looking through it would take the time of two steps
+        spare_what_is_loaded()
         await self.start_with(runner, tokenizer, name)
 
     async def start_with(self, runner: Runner, tokenizer: Tokenizer, name: str) -> None:

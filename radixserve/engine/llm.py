@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from radixserve.config import EngineConfig
 from radixserve.engine.answer import Answer
 from radixserve.engine.core import EngineCore
 from radixserve.engine.frontend import TextRequest, TokenLogprob
+from radixserve.engine.garbage import spare_what_is_loaded
 from radixserve.engine.messages import EngineStats, FinishReason, Usage
 from radixserve.engine.model_files import prepare
 from radixserve.errors import RadixServeError
@@ -83,7 +83,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
         runner = ranks.load(files, config, eos_token_ids=self.tokenizer.eos_token_ids)
         self.core = EngineCore(config, runner)
-        gc.freeze()  # what is loaded stays: looking through it would take the time of two steps
+        spare_what_is_loaded()
 
     def generate(
         self,
