@@ -45,7 +45,7 @@ from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import unpack
 
 WORKLOADS = ("shared-prefix", "long-shared-prefix", "rag")
-SHARES, QUICK_SHARES = (0.6, 0.75, 0.9, 1.0, 1.1, 1.25), (0.75, 1.0)
+SHARES, QUICK_SHARES = (0.75, 1.0, 1.25, 1.5, 1.75, 2.0), (0.75, 1.25)
 """Of the closed loop's rate."""
 
 
