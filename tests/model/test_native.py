@@ -14,9 +14,6 @@ from transformers import (
     GemmaConfig,
     LlamaConfig,
     PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    SmolLM3Config,
 )
 
 from radixserve.attention.arrays import paged_batch
@@ -32,37 +29,8 @@ from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.model import tiny
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 250,
-    "hidden_size": 48,
-    "intermediate_size": 90,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
-}  # fmt: skip
-FORMS: dict[str, PreTrainedConfig] = {
-    "sizes that fill no panel": LlamaConfig(**SMALL),
-    "tied embeddings": LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "biases": LlamaConfig(**SMALL, attention_bias=True),
-    "large heads": LlamaConfig(**{**SMALL, "head_dim": 128}),
-    "one KV head": LlamaConfig(**{**SMALL, "num_key_value_heads": 1}),
-    "a KV head for each head": LlamaConfig(**{**SMALL, "num_key_value_heads": 6}),
-    "stretched positions": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE),
-    "biases of queries, keys and values": Qwen2Config(
-        **{**SMALL, "hidden_size": 96}, use_sliding_window=False
-    ),
-    "norms of queries and keys": Qwen3Config(**SMALL),
-    "layers that do not rotate": SmolLM3Config(**SMALL, no_rope_layers=[1, 1, 0, 1]),
-}
+SMALL = tiny.small(heads=6, inner=90)  # sizes that fill no panel
+FORMS = tiny.forms(SMALL)
 PROMPT = [(29 * i * i + 3 * i + 5) % 250 for i in range(70)]
 
 pytestmark = pytest.mark.skipif(
@@ -104,7 +72,7 @@ def test_each_form_of_the_family_gives_the_logits_of_transformers(tmp_path: Path
 
 
 def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(tmp_path: Path):
-    directory = tiny.save(tmp_path, FORMS["sizes that fill no panel"])
+    directory = tiny.save(tmp_path, FORMS["plain"])
     truth = expected(directory)
     found, name = logits(directory, PROMPT, dtype="bfloat16")
     assert name.startswith("native decoder")
@@ -123,7 +91,7 @@ def test_kv_in_8_bits_changes_little(tmp_path: Path, code: str, backend: str):
     assert 0 < (found - exact).norm() / spread < (0.1 if code == "int8" else 0.3)
 
 
-@pytest.mark.parametrize("form", ["tied embeddings", "sizes that fill no panel", "biases"])
+@pytest.mark.parametrize("form", ["tied embeddings", "plain", "biases"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_in_8_bits_are_those_that_are_rounded_so(tmp_path: Path, form: str, dtype: str):
     directory = tiny.save(tmp_path, FORMS[form])

@@ -15,10 +15,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    SmolLM3Config,
 )
 
 from radixserve.attention.arrays import PagedBatch, paged_batch
@@ -36,37 +32,8 @@ from tests.model import tiny
 
 CPU = torch.device("cpu")
 PAGE = 16
-SMALL: dict[str, Any] = {
-    "vocab_size": 250,
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
-}  # fmt: skip
-FORMS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**SMALL),
-    "tied embeddings": LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "biases": LlamaConfig(**SMALL, attention_bias=True),
-    "one KV head": LlamaConfig(**{**SMALL, "num_key_value_heads": 1}),
-    "a KV head for each head": LlamaConfig(**{**SMALL, "num_key_value_heads": 4}),
-    "stretched positions": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE),
-    "mistral": tiny.FAMILIES["mistral"](),
-    "biases of queries, keys and values": Qwen2Config(
-        **{**SMALL, "hidden_size": 64}, use_sliding_window=False
-    ),
-    "norms of queries and keys": Qwen3Config(**SMALL),
-    "layers that do not rotate": SmolLM3Config(**SMALL, no_rope_layers=[1, 1, 0, 1]),
-}
+SMALL = tiny.small(heads=4, inner=96)
+FORMS = tiny.forms(SMALL) | {"mistral": tiny.FAMILIES["mistral"]()}
 PROMPT = [(29 * i * i + 3 * i + 5) % 250 for i in range(70)]
 PAGES = array("i", [7, 3, 11, 1, 15])
 
@@ -180,7 +147,7 @@ def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(
 
 
 def test_only_the_sampled_rows_get_logits(checkpoints: Callable[[str], Path]):
-    path = checkpoints("llama")
+    path = checkpoints("plain")
     whole, model = Model(path).logits(), Model(path)
     torch.testing.assert_close(
         model.step(chunk(0, 50, sample_all=False)), whole[49:50], atol=2e-4, rtol=2e-4
@@ -238,7 +205,7 @@ def test_ranks_together_give_the_logits_of_one(
 
 @pytest.mark.parametrize(("size", "kv_heads", "heads"), [(1, 2, 4), (2, 1, 2), (4, 1, 1)])
 def test_a_rank_keeps_the_kv_of_its_own_heads(size: int, kv_heads: int, heads: int):
-    found = geometry(FORMS["llama"], torch.float32, Parallel(size - 1, size, CPU))
+    found = geometry(FORMS["plain"], torch.float32, Parallel(size - 1, size, CPU))
     assert (found.kv_heads, found.heads) == (kv_heads, heads)
 
 
@@ -254,11 +221,11 @@ def test_a_rank_reads_its_own_share_alone(checkpoints: Callable[[str], Path]):
             read[self.name] = read.get(self.name, 0) + part.numel()
             return part
 
-    path = checkpoints("llama")
+    path = checkpoints("plain")
     tensors = family.checkpoint(path)
     watched = {name: Watched(name, stored) for name, stored in tensors.items()}
     TorchDecoder(
-        FORMS["llama"],
+        FORMS["plain"],
         torch.float32,
         watched,
         TorchOps(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -15,6 +16,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 VOCABULARY = 256
@@ -47,6 +49,47 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         eos_token_id=2,
     ),
 }
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def small(*, heads: int, inner: int) -> dict[str, Any]:
+    """Settings of a small model of Llama's family."""
+    return {
+        "vocab_size": 250,
+        "hidden_size": 48,
+        "intermediate_size": inner,
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+
+
+def forms(small: dict[str, Any]) -> dict[str, PreTrainedConfig]:
+    """What models of Llama's family differ in, by name; the first, "plain", has none of it."""
+    heads = small["num_attention_heads"]
+    return {
+        "plain": LlamaConfig(**small),
+        "tied embeddings": LlamaConfig(**small, tie_word_embeddings=True),
+        "biases": LlamaConfig(**small, attention_bias=True),
+        "large heads": LlamaConfig(**small | {"head_dim": 128}),
+        "one KV head": LlamaConfig(**small | {"num_key_value_heads": 1}),
+        "a KV head for each head": LlamaConfig(**small | {"num_key_value_heads": heads}),
+        "stretched positions": LlamaConfig(**small, rope_parameters=_LLAMA3_ROPE),
+        "biases of queries, keys and values": Qwen2Config(
+            **small | {"hidden_size": 16 * heads}, use_sliding_window=False
+        ),
+        "norms of queries and keys": Qwen3Config(**small),
+        "layers that do not rotate": SmolLM3Config(**small, no_rope_layers=[1, 1, 0, 1]),
+    }
 
 
 def model(config: PreTrainedConfig, *, seed: int = 0, std: float = 0.3) -> PreTrainedModel:
