@@ -98,7 +98,7 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, target: Path, say: Callable[[str], None]) -> None:
-    say(f"compiling the CPU kernels with {compiler} (once, some 10 seconds)")
+    say(f"compiling the CPU kernels with {compiler} (once, some 30 seconds)")
     # Compiled beside its place and moved there whole: nobody ever loads half a library.
     handle, made = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
