@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-import httpx2
+import aiohttp
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
@@ -74,11 +74,28 @@ class Run:
     """What the server's own counters rose by."""
 
 
+class _Usage(msgspec.Struct):
+    completion_tokens: int
+    prompt_tokens_details: dict[str, Any] | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What is looked at of a streamed chunk."""
+
+    choices: list[msgspec.Raw] = []
+    usage: _Usage | None = None
+    error: dict[str, Any] | None = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
 class Connection:
     """One client of a server; an asynchronous context manager.
 
     The server is radixserve, or another one that takes token ids at ``/v1/completions``: that one
-    has no ``counters``, and gets what it needs beyond the usual fields as ``extra``.
+    has no ``counters``, and gets what it needs beyond the usual fields as ``extra``. The client
+    shares the machine with what it measures, so it looks at little of what comes.
     """
 
     def __init__(
@@ -86,16 +103,17 @@ class Connection:
     ):
         self.endpoint = endpoint
         self._ours, self._extra = ours, extra or {}
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
-        self._http = httpx2.AsyncClient(
-            base_url=endpoint.url, timeout=httpx2.Timeout(None, connect=30), limits=limits
-        )
 
     async def __aenter__(self) -> Connection:
+        self._http = aiohttp.ClientSession(
+            self.endpoint.url,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def counters(self) -> dict[str, float]:
         """The server's running totals, once it has nothing to do; none of a server not ours.
@@ -107,12 +125,13 @@ class Connection:
             return {}
         while True:
             with self._blamed():
-                answer = await self._http.get("/metrics")
+                async with self._http.get("/metrics") as answer:
+                    text = await answer.text()
             families = {
                 family.name.removeprefix("radixserve:"): sum(
                     sample.value for sample in family.samples if "_created" not in sample.name
                 )
-                for family in text_string_to_metric_families(answer.text)
+                for family in text_string_to_metric_families(text)
             }
             if not families["num_requests_running"] + families["num_requests_waiting"]:
                 return {name: families[name] for name in COUNTERS}
@@ -142,41 +161,48 @@ class Connection:
             **self._extra,
         }
         sent = perf_counter() - start if sent is None else sent
-        first = last = 0.0
-        usage: dict[str, Any] = {}
         with self._blamed():
-            async with self._http.stream("POST", "/v1/completions", json=body) as answer:
-                if answer.status_code != 200:
-                    raise RuntimeError((await answer.aread()).decode(errors="replace")[:300])
-                async for line in answer.aiter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    chunk = json.loads(line[6:])
-                    if "error" in chunk:
-                        raise RuntimeError(chunk["error"]["message"])
-                    if chunk["choices"]:
-                        last = perf_counter() - start
-                        first = first or last
-                    usage = chunk.get("usage") or usage
-        details = usage.get("prompt_tokens_details") or {}
+            async with self._http.post("/v1/completions", json=body) as answer:
+                if answer.status != 200:
+                    raise RuntimeError((await answer.text())[:300])
+                first, last, usage = await _read(answer, start)
         return Sample(
             sent,
             first,
             last,
             len(turn.prompt),
-            usage["completion_tokens"],
-            details.get("cached_tokens", 0),
+            usage.completion_tokens,
+            (usage.prompt_tokens_details or {}).get("cached_tokens", 0),
         )
 
     @contextlib.contextmanager
     def _blamed(self) -> Iterator[None]:
         try:
             yield
-        except httpx2.TransportError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             self.endpoint.check()
             raise ServerError(
                 f"server {self.endpoint.label!r} does not answer: {error!r}"
             ) from error
+
+
+async def _read(answer: aiohttp.ClientResponse, start: float) -> tuple[float, float, _Usage]:
+    """When the first and the last chunk with a choice came, and the usage that was told."""
+    first = last = 0.0
+    usage = None
+    async for line in answer.content:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        chunk = _decode(line[6:])
+        if chunk.error:
+            raise RuntimeError(chunk.error["message"])
+        if chunk.choices:
+            last = perf_counter() - start
+            first = first or last
+        usage = chunk.usage or usage
+    if usage is None:
+        raise RuntimeError("the stream ended without usage")
+    return first, last, usage
 
 
 async def drive(

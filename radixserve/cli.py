@@ -237,6 +237,14 @@ def serve(
         int,
         option("--max-queue", panel=BATCH, help="Requests that may wait; more get a 503."),
     ] = DEFAULTS.max_queue,
+    step_timeout: Annotated[
+        float,
+        option(
+            "--step-timeout",
+            panel=SERVER,
+            help="Seconds without a sign of the engine, with work to do, until it is started anew.",
+        ),
+    ] = DEFAULTS.step_timeout,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -278,6 +286,7 @@ def serve(
             long_prefill_token_threshold=long_prefill_token_threshold,
             scheduling_policy=scheduling_policy,
             max_queue=max_queue,
+            step_timeout=step_timeout,
         )
         run(config, host, port, log_level)
     except (ConfigError, ModelError) as error:
@@ -310,9 +319,9 @@ def run(config: EngineConfig, host: str, port: int, log_level: LogLevel) -> None
 
 
 def make_frontend(config: EngineConfig) -> Frontend:
-    from radixserve.engine.async_llm import AsyncLLM
+    from radixserve.engine.process.supervisor import SupervisedLLM
 
-    return AsyncLLM(config)
+    return SupervisedLLM(config)
 
 
 def announce(model: str, url: str) -> None:

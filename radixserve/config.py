@@ -90,6 +90,9 @@ class EngineConfig:
     scheduling_policy: Policy = "fcfs"
     max_queue: int = 1024
     """Requests that may wait; beyond it the server answers 503."""
+    step_timeout: float = 120.0
+    """Seconds that a step may take before an engine in its own process counts as stuck: it is ended
+    and started again."""
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -119,6 +122,8 @@ class EngineConfig:
                 f"gpu_memory_utilization must be above 0 and at most {MOST_OF_A_GPU}, "
                 f"not {self.gpu_memory_utilization}."
             )
+        if not self.step_timeout > 0:
+            raise ConfigError(f"step_timeout must be above 0 seconds, not {self.step_timeout}.")
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 "long_prefill_token_threshold must be 0 (off) or more, "

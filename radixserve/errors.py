@@ -48,7 +48,14 @@ class OverloadedError(RadixServeError):
 
 
 class EngineDeadError(RadixServeError):
-    """The step loop has ended; nothing can be computed until it is started again."""
+    """The step loop has ended; nothing can be computed until it is started again.
+
+    With ``retry_after`` (seconds) that happens by itself, and the request can be sent again.
+    """
+
+    def __init__(self, message: str, *, retry_after: float | None = None):
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ConfigError(RadixServeError):

@@ -12,24 +12,22 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from radixserve.config import EngineConfig
-from radixserve.engine.answer import Answer
 from radixserve.engine.core import EngineCore, Runner
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.garbage import spare_what_is_loaded
-from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest
+from radixserve.engine.loop import EngineLoop
+from radixserve.engine.messages import Command, EngineStats, News, Refusal, StepNews, Stop
 from radixserve.engine.model_files import prepare
-from radixserve.errors import EngineDeadError, OverloadedError, RadixServeError
+from radixserve.engine.streams import Streams
+from radixserve.errors import EngineDeadError
 from radixserve.model import ranks
 from radixserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-Command = Callable[[EngineCore], None]
-Inbox = asyncio.Queue[GenerationDelta | Exception]
-
 
 class AsyncLLM:
-    """Implements ``radixserve.engine.frontend.Frontend``.
+    """Implements ``radixserve.engine.frontend.Frontend`` in the caller's process.
 
     One thread owns the ``EngineCore``: it takes commands between steps, and hands what a step
     brought to the event loop. Nothing else touches the core.
@@ -40,8 +38,7 @@ class AsyncLLM:
 
     def __init__(self, config: EngineConfig):
         self.config = config
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._inboxes: dict[str, Inbox] = {}
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stats: EngineStats | None = None
@@ -68,6 +65,9 @@ class AsyncLLM:
             created=int(time.time()),
             defaults=runner.info.sampling_defaults,
         )
+        self._streams = Streams(
+            tokenizer, self.config.max_num_seqs + self.config.max_queue, self._command
+        )
         core = EngineCore(self.config, runner)
         self._stats = core.stats()
         self._loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class AsyncLLM:
     async def stop(self) -> None:
         """End the thread after the step that it is in; requests in flight get an error."""
         if self._thread is not None:
-            self._commands.put(None)
+            self._commands.put(Stop())
             await asyncio.to_thread(self._thread.join)
         self._closing.close()
 
@@ -89,36 +89,8 @@ class AsyncLLM:
             raise EngineDeadError("The engine has not been started.")
         return self._stats
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
-        answers = {
-            answer.id: answer
-            for answer in (Answer(index, request, self.tokenizer) for index in range(request.n))
-        }
-        most = self.config.max_num_seqs + self.config.max_queue
-        if len(self._inboxes) + request.n > most:
-            # The engine would say so too, but only when its step has ended.
-            raise OverloadedError(f"{len(self._inboxes)} answers are under way; try again later.")
-        inbox: Inbox = asyncio.Queue()
-        sequences = [answer.sequence() for answer in answers.values()]
-        for identity in answers:
-            self._inboxes[identity] = inbox
-        try:
-            self._command(lambda core: self._add(core, sequences))
-            while answers:
-                news = await inbox.get()
-                if isinstance(news, Exception):
-                    raise news
-                answer = answers.get(news.id)
-                if answer is None:
-                    continue
-                delta = answer.take(news)
-                if answer.finished:
-                    self._forget(news.id, running=news.finish is None)
-                    del answers[news.id]
-                yield delta
-        finally:
-            for identity in answers:
-                self._forget(identity, running=True)
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
+        return self._streams.generate(request)
 
     # On the event loop
 
@@ -127,27 +99,10 @@ class AsyncLLM:
             raise EngineDeadError("The engine has stopped.")
         self._commands.put(command)
 
-    def _forget(self, identity: str, *, running: bool) -> None:
-        self._inboxes.pop(identity, None)
-        if running:
-            with contextlib.suppress(EngineDeadError):
-                self._command(lambda core: _abort(core, identity))
-
-    def _deliver(self, deltas: list[GenerationDelta], stats: EngineStats) -> None:
-        self._stats = stats
-        for delta in deltas:
-            inbox = self._inboxes.get(delta.id)
-            if inbox is not None:
-                inbox.put_nowait(delta)
-
-    def _refuse(self, identity: str, error: Exception) -> None:
-        inbox = self._inboxes.get(identity)
-        if inbox is not None:
-            inbox.put_nowait(error)
-
-    def _refuse_all(self, error: Exception) -> None:
-        for inbox in set(self._inboxes.values()):
-            inbox.put_nowait(error)
+    def _take(self, news: StepNews | Refusal) -> None:
+        if isinstance(news, StepNews):
+            self._stats = news.stats
+        self._streams.take(news)
 
     # On the engine's thread
 
@@ -162,45 +117,21 @@ class AsyncLLM:
     def _run(self, core: EngineCore) -> None:
         error: Exception = EngineDeadError("The engine has stopped.")
         try:
-            while self._obey(core):
-                deltas = core.step()
-                self._post(self._deliver, deltas, core.stats())
+            EngineLoop(core, self._get, self._send).run()
         except Exception as fault:
             log.exception("the engine has died")
             error = EngineDeadError(f"The engine has died: {fault}")
         finally:
-            self._post(self._refuse_all, error)
+            self._post(self._streams.fail, error)
 
-    def _obey(self, core: EngineCore) -> bool:
-        """Take the commands that have come, waiting for one while there is nothing to compute.
+    def _get(self, wait: bool) -> Command:
+        return self._commands.get(block=wait)
 
-        Returns whether to go on.
-        """
-        while True:
-            try:
-                command = self._commands.get(block=core.idle)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command(core)
-            if core.idle:
-                self._post(self._deliver, [], core.stats())
-
-    def _add(self, core: EngineCore, sequences: list[GenerationRequest]) -> None:
-        for sequence in sequences:
-            try:
-                core.add(sequence)
-            except RadixServeError as error:
-                self._post(self._refuse, sequence.id, error)
-                return
+    def _send(self, news: News) -> None:
+        self._post(self._take, news)
 
     def _post(self, call: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None
         # The loop may be closed already when the process is going down.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
-
-
-def _abort(core: EngineCore, identity: str) -> None:
-    core.abort(identity)

@@ -13,7 +13,7 @@ from radixserve.cache.prefix_cache import PrefixCache, Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest, Usage
 from radixserve.errors import EngineDeadError, InvalidRequestError
-from radixserve.model.runner import ModelInfo
+from radixserve.model.info import ModelInfo
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.request import Request
 from radixserve.scheduling.scheduler import Progress, Scheduler

@@ -1,18 +1,30 @@
-"""What travels between an engine and those who ask it: token ids, never text."""
+"""What travels between an engine and those who ask it: token ids, never text.
+
+Every message is a msgspec struct, so that it can cross from one process to another.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from radixserve.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelError,
+    OverloadedError,
+    RadixServeError,
+)
 from radixserve.scheduling.plan import Sampled
 from radixserve.scheduling.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One sequence to generate."""
 
     id: str
@@ -28,7 +40,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the first sequence of the same prompt (n > 1), whose pages this one forks."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Token counts of one sequence, final once it has finished."""
 
     prompt_tokens: int
@@ -37,7 +49,7 @@ class Usage(msgspec.Struct, frozen=True):
     """Prompt tokens that were not computed: reused pages and copied part-blocks."""
 
 
-class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What one step brought for one sequence."""
 
     id: str
@@ -49,7 +61,7 @@ class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Gauges and running totals of an engine, all as of the last step."""
 
     steps: int
@@ -71,3 +83,117 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     radix_nodes: int
     finished: dict[str, int]
     """Ended requests by finish reason."""
+    restarts: int = 0
+    """Times that the engine had to be started again; the totals above begin anew with each."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of what is sent; the tag, its class's name, comes first."""
+
+
+class Add(Message, frozen=True):
+    """Queue these sequences, or none of them."""
+
+    sequences: list[GenerationRequest]
+
+
+class Abort(Message, frozen=True):
+    """End a sequence, if it has not ended."""
+
+    id: str
+
+
+class Stop(Message, frozen=True):
+    """End the engine after the step that it is in."""
+
+
+Command = Add | Abort | Stop
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True):
+    """An error of ours as it travels."""
+
+    kind: Literal["context", "invalid", "overloaded", "config", "model", "dead"]
+    message: str
+    details: dict[str, Any] = {}
+    """What else the error was made with."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Fault:
+        """``error``; one that nobody raised on purpose is the death of the engine."""
+        match error:
+            case ContextLengthError():
+                return cls(
+                    "context",
+                    error.message,
+                    {
+                        "prompt_tokens": error.prompt_tokens,
+                        "limit": error.limit,
+                        "param": error.param,
+                    },
+                )
+            case InvalidRequestError():
+                details = {"param": error.param, "code": error.code}
+                return cls("invalid", error.message, details)
+            case OverloadedError():
+                return cls("overloaded", error.message, {"retry_after": error.retry_after})
+            case ConfigError():
+                return cls("config", str(error))
+            case ModelError():
+                return cls("model", str(error))
+        return cls("dead", str(error) or repr(error))
+
+    def error(self) -> RadixServeError:
+        """The error again."""
+        match self.kind:
+            case "context":
+                return ContextLengthError(**self.details)
+            case "invalid":
+                return InvalidRequestError(self.message, **self.details)
+            case "overloaded":
+                return OverloadedError(self.message, **self.details)
+            case "config":
+                return ConfigError(self.message)
+            case "model":
+                return ModelError(self.message)
+        return EngineDeadError(self.message)
+
+
+class StepNews(Message, frozen=True):
+    """What a step brought, and the engine's counts after it."""
+
+    deltas: list[GenerationDelta]
+    stats: EngineStats
+
+
+class Refusal(Message, frozen=True):
+    """A sequence that was not queued, and why."""
+
+    id: str
+    fault: Fault
+
+
+class Found(Message, frozen=True):
+    """The model's files are there; it is loaded next."""
+
+    name: str
+    tokenizer: str
+    """The directory of the tokenizer's files."""
+
+
+class Ready(Message, frozen=True):
+    """The model is loaded."""
+
+    max_model_len: int
+    vocab_size: int
+    defaults: dict[str, float | int]
+    stats: EngineStats
+
+
+class Failure(Message, frozen=True):
+    """The engine has ended, or could not be started."""
+
+    fault: Fault
+
+
+News = StepNews | Refusal | Found | Ready | Failure

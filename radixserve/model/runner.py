@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -14,6 +14,7 @@ from radixserve.config import EngineConfig
 from radixserve.model.execution import Executable, executable
 from radixserve.model.facts import gpu_facts, reach_tools
 from radixserve.model.gpu_memory import CudaMemory, GpuSizing, rehearsal
+from radixserve.model.info import ModelInfo
 from radixserve.model.kv_storage import KvStorage, page_count
 from radixserve.model.loader import Description, ModelFiles, describe
 from radixserve.model.memory import free_memory
@@ -23,24 +24,6 @@ from radixserve.model.startup import require_gpu
 from radixserve.scheduling.plan import Sampled, StepPlan
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What the engine needs to know of a model that is loaded."""
-
-    vocab_size: int
-    max_model_len: int
-    """Tokens of prompt and answer together, at most what all pages hold."""
-    eos_token_ids: frozenset[int]
-    num_pages: int
-    """Pages allocated, the scratch page included."""
-    dtype: str
-    backend: str
-    """What computes a step."""
-    kv_bytes_per_token: int
-    sampling_defaults: dict[str, float | int]
-    """What generation_config.json sets (temperature, top_p, top_k, min_p, repetition_penalty)."""
 
 
 class ModelRunner:

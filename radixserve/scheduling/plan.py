@@ -74,7 +74,7 @@ class StepPlan:
         return self.decoding + sum(row.count for row in self.rows[self.decoding :])
 
 
-class Sampled(msgspec.Struct, frozen=True, gc=False):
+class Sampled(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The next token of a row, or why there is none."""
 
     token: int

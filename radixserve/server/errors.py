@@ -75,13 +75,11 @@ def to_api_error(error: Exception) -> ApiError:
         case InvalidRequestError():
             return ApiError(status=400, message=error.message, param=error.param, code=error.code)
         case OverloadedError():
-            seconds = min(max(math.ceil(error.retry_after), 1), MAX_RETRY_AFTER)
-            return ApiError(
-                status=503,
-                message=error.message,
-                type="server_error",
-                code="server_overloaded",
-                headers={"retry-after": str(seconds)},
+            return _try_later(error.message, error.retry_after)
+        case EngineDeadError(retry_after=float(seconds)):
+            return _try_later(
+                "The engine has died, and is being started again: send the request once more.",
+                seconds,
             )
         case EngineDeadError():
             return _server_error(
@@ -162,6 +160,17 @@ class CatchAll:
 def going_down() -> OverloadedError:
     """What a request that cannot be finished any more is told."""
     return OverloadedError("The server is shutting down.")
+
+
+def _try_later(message: str, seconds: float) -> ApiError:
+    whole = min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER)
+    return ApiError(
+        status=503,
+        message=message,
+        type="server_error",
+        code="server_overloaded",
+        headers={"retry-after": str(whole)},
+    )
 
 
 def _server_error(message: str, code: str) -> ApiError:

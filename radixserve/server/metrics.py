@@ -66,6 +66,10 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_preemptions": ("Requests that stepped back.", lambda stats: stats.preemptions),
     "evicted_pages": ("Pages evicted from the cache.", lambda stats: stats.evicted_pages),
     "steps": ("Steps of the engine.", lambda stats: stats.steps),
+    "engine_restarts": (
+        "Times that the engine's process had to be started again.",
+        lambda stats: stats.restarts,
+    ),
 }
 
 

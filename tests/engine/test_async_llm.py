@@ -20,7 +20,8 @@ from radixserve.errors import (
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack, unpack
-from tests.engine.simulated import TEXT, SayingModel, simulated_engine
+from tests.engine.saying import TEXT, SayingModel
+from tests.engine.simulated import simulated_engine
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import asyncio
 import random
 from contextlib import aclosing
 
-from tests.engine.simulated import TEXT
+from tests.engine.saying import TEXT
 from tests.engine.test_async_llm import ask, collect, idle, running
 
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.engine.frontend import TextRequest
-from tests.engine.simulated import TEXT
+from tests.engine.saying import TEXT
 from tests.engine.test_async_llm import ask, collect, idle, running
 
 BATCH = 20

@@ -1,0 +1,74 @@
+"""The loop of an engine: commands between steps, and news after each."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+
+from radixserve.engine.core import EngineCore
+from radixserve.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    Fault,
+    News,
+    Refusal,
+    StepNews,
+    Stop,
+)
+from radixserve.errors import RadixServeError
+
+
+class EngineLoop:
+    """Runs ``core`` in the thread that calls ``run``, which alone touches it.
+
+    Args:
+        core: what computes.
+        get: the next command, waited for if its argument is true; raises ``queue.Empty``.
+        send: takes news away, without waiting.
+    """
+
+    def __init__(
+        self, core: EngineCore, get: Callable[[bool], Command], send: Callable[[News], None]
+    ):
+        self._core, self._get, self._send = core, get, send
+
+    def run(self) -> None:
+        """Until it is told to stop.
+
+        Raises:
+            EngineDeadError: what computes steps has ended.
+        """
+        while self._obey():
+            deltas = self._core.step()
+            self._send(StepNews(deltas, self._core.stats()))
+
+    def _obey(self) -> bool:
+        """Take the commands that have come, waiting for one while there is nothing to compute.
+
+        Returns whether to go on.
+        """
+        core = self._core
+        while True:
+            try:
+                command = self._get(core.idle)
+            except queue.Empty:
+                return True
+            match command:
+                case Add():
+                    self._add(command)
+                case Abort():
+                    core.abort(command.id)
+                case Stop():
+                    return False
+            if core.idle:
+                self._send(StepNews([], core.stats()))
+
+    def _add(self, command: Add) -> None:
+        for sequence in command.sequences:
+            try:
+                self._core.add(sequence)
+            except RadixServeError as error:
+                # Whoever asked aborts those that were queued before it.
+                self._send(Refusal(sequence.id, Fault.of(error)))
+                return

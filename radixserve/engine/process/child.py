@@ -1,0 +1,131 @@
+"""What runs in the engine's own process, from its first line to its last."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from radixserve.config import EngineConfig
+from radixserve.engine.core import EngineCore, Runner
+from radixserve.engine.loop import EngineLoop
+from radixserve.engine.messages import Command, Failure, Fault, Found, News, Ready
+from radixserve.errors import RadixServeError
+
+log = logging.getLogger(__name__)
+
+DONE, FAILED = 0, 1
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What the process is told when it begins: one line of JSON on its standard input, which stays
+    open for as long as somebody wants it."""
+
+    config: EngineConfig
+    socket: int
+    """File descriptor of its end of a socket pair, over which messages travel."""
+    log_level: int
+
+
+def main(load: Callable[[Start, Callable[[News], None]], Runner] | None = None) -> None:
+    """Load the model with ``load`` and run its engine until the other end says, or is gone."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        # Whoever ends a group or a service means the process that started this one, which drains.
+        signal.signal(each, signal.SIG_IGN)
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
+    logging.getLogger("radixserve").setLevel(start.log_level)
+    wire = Wire(Connection(start.socket))
+    status = DONE
+    try:
+        runner = (load or _load)(start, wire.send)
+        core = EngineCore(start.config, runner)
+        info = runner.info
+        wire.send(Ready(info.max_model_len, info.vocab_size, info.sampling_defaults, core.stats()))
+        EngineLoop(core, wire.get, wire.send).run()
+    except OSError as error:
+        if not wire.broken:
+            status = _fail(wire, error)
+    except Exception as error:
+        status = _fail(wire, error)
+    # Without ado: threads of libraries can hang a plain exit.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+class Wire:
+    """The engine's end of the messages."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+        self.broken = False
+        """Whether the other end is gone."""
+
+    def get(self, wait: bool) -> Command:
+        """The next command.
+
+        Raises:
+            queue.Empty: there is none, and it was not to be waited for.
+            OSError: the other end is gone.
+        """
+        try:
+            if not wait and not self._connection.poll():
+                raise queue.Empty
+            return self._decoder.decode(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            self.broken = True
+            raise OSError("nobody asks any more") from error
+
+    def send(self, news: News) -> None:
+        """Hand ``news`` on.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        try:
+            self._connection.send_bytes(self._encoder.encode(news))
+        except OSError:
+            self.broken = True
+            raise
+
+
+def _load(start: Start, send: Callable[[News], None]) -> Runner:
+    # What the engine needs takes seconds to import, and errors above are told without it.
+    from radixserve.engine.garbage import spare_what_is_loaded
+    from radixserve.engine.model_files import prepare
+    from radixserve.model import ranks
+    from radixserve.text.tokenizer import Tokenizer
+
+    files = prepare(start.config)
+    send(Found(files.name, str(files.tokenizer)))
+    tokenizer = Tokenizer.load(files.tokenizer)
+    runner = ranks.load(files, start.config, eos_token_ids=tokenizer.eos_token_ids)
+    spare_what_is_loaded()
+    return runner
+
+
+def _fail(wire: Wire, error: Exception) -> int:
+    if not isinstance(error, RadixServeError):
+        log.exception("the engine has died")
+    try:
+        wire.send(Failure(Fault.of(error)))
+    except OSError:
+        log.error("nobody was left to be told: %s", error)
+    return FAILED
+
+
+def _end_with_parent() -> None:
+    """The input ends when the process that holds its other end does, however that happens."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(DONE)

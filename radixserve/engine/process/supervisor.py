@@ -1,0 +1,206 @@
+"""The engine in a process of its own, started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from radixserve.config import EngineConfig
+from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
+from radixserve.engine.messages import (
+    Add,
+    Command,
+    EngineStats,
+    Found,
+    News,
+    Ready,
+    Refusal,
+    StepNews,
+)
+from radixserve.engine.process.handle import COMMAND, Handle
+from radixserve.engine.streams import Streams
+from radixserve.errors import EngineDeadError, RadixServeError
+from radixserve.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Seconds before it is started again, once more, ...; the last one from then on."""
+STEADY = 60.0
+"""Seconds after which a run counts as a good one, and the delays begin anew."""
+
+
+class SupervisedLLM:
+    """Implements ``radixserve.engine.frontend.Frontend``.
+
+    Text is made of tokens here, so that templates and tokenizers never wait for a step, nor a step
+    for them. When the engine's process ends, whatever the reason, or is silent for
+    ``config.step_timeout`` seconds while it has work, the requests in flight get an error and it is
+    started again.
+    """
+
+    card: ModelCard
+    tokenizer: Tokenizer
+
+    def __init__(self, config: EngineConfig, *, command: Sequence[str] = COMMAND):
+        """``command`` starts the process."""
+        self.config = config
+        self._starting = command
+        self._handle: Handle | None = None
+        self._supervising: asyncio.Task[None] | None = None
+        self._stats: EngineStats | None = None
+        self._restarts = 0
+        self._loading = 1.0
+        """Seconds that the last start took."""
+        self._heard = 0.0
+        """When the engine last said something, or got work while it had none."""
+
+    async def start(self) -> None:
+        """Start the process and wait until its model is loaded.
+
+        Raises:
+            ConfigError: the settings cannot work on this machine.
+            ModelError: the model cannot be found, read or served.
+            EngineDeadError: the process ended meanwhile.
+        """
+        handle = await self._started()
+        self._supervising = asyncio.create_task(self._supervise(handle))
+
+    async def stop(self) -> None:
+        """End the process after the step that it is in; requests in flight get an error."""
+        if self._supervising is not None:
+            self._supervising.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervising
+            if self._handle is not None:  # the task had not even begun
+                await self._handle.end()
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, while there is one that serves."""
+        return None if self._handle is None else self._handle.pid
+
+    def healthy(self) -> bool:
+        return self._handle is not None and not self._stuck()
+
+    def stats(self) -> EngineStats:
+        if self._stats is None:
+            raise EngineDeadError("The engine has not been started.")
+        return self._stats
+
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
+        return self._streams.generate(request)
+
+    def _command(self, command: Command) -> None:
+        if self._supervising is None or self._supervising.done():
+            raise EngineDeadError("The engine has stopped.")
+        if self._handle is None:
+            raise self._dead("The engine is being started again.")
+        if isinstance(command, Add) and len(self._streams) == len(command.sequences):
+            self._heard = time.monotonic()  # until now there was nothing to be said
+        try:
+            self._handle.send(command)
+        except EngineDeadError as error:
+            raise self._dead(str(error)) from error
+
+    def _dead(self, message: str) -> EngineDeadError:
+        return EngineDeadError(message, retry_after=self._loading)
+
+    def _stuck(self) -> bool:
+        silent = time.monotonic() - self._heard
+        return bool(len(self._streams)) and silent > self.config.step_timeout
+
+    # Its life
+
+    async def _started(self) -> Handle:
+        began = time.monotonic()
+        handle = await Handle.start(self.config, self._starting)
+        try:
+            found = await handle.receive()
+            assert isinstance(found, Found)
+            if self._stats is None:
+                template = self.config.chat_template
+                self.tokenizer = await asyncio.to_thread(
+                    Tokenizer.load,
+                    Path(found.tokenizer),
+                    chat_template=Path(template) if template else None,
+                )
+            ready = await handle.receive()
+            assert isinstance(ready, Ready)
+        except BaseException:
+            handle.kill()
+            await handle.end()
+            raise
+        self._introduce(found, ready)
+        self._heard = time.monotonic()
+        self._loading = self._heard - began
+        self._handle = handle
+        return handle
+
+    def _introduce(self, found: Found, ready: Ready) -> None:
+        first = self._stats is None
+        self._stats = replace(ready.stats, restarts=self._restarts)
+        self.card = ModelCard(
+            name=self.config.served_model_name or found.name,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            created=int(time.time()) if first else self.card.created,
+            defaults=ready.defaults,
+        )
+        if first:
+            most = self.config.max_num_seqs + self.config.max_queue
+            self._streams = Streams(self.tokenizer, most, self._command)
+
+    async def _supervise(self, handle: Handle | None) -> None:
+        failures = 0
+        while True:
+            if handle is not None:
+                since = time.monotonic()
+                cause = await self._serve(handle)
+                log.error("%s It is started again.", cause)
+                failures = 0 if time.monotonic() - since > STEADY else failures
+            await asyncio.sleep(DELAYS[min(failures, len(DELAYS) - 1)])
+            failures += 1
+            self._restarts += 1
+            try:
+                handle = await self._started()
+            except (RadixServeError, OSError) as error:
+                handle = None
+                log.error("the engine could not be started again: %s", error)
+
+    async def _serve(self, handle: Handle) -> str:
+        """Pass on what the engine says until it is silent for good; returns why that is."""
+        watching = asyncio.create_task(self._watch(handle))
+        error = EngineDeadError("The engine has stopped.")
+        try:
+            while True:
+                self._take(await handle.receive())
+        except RadixServeError as cause:
+            error = self._dead(f"The engine has died: {cause}")
+            return str(error)
+        finally:
+            # Not later: whoever asks from now on must not wait for a process that is gone.
+            self._handle = None
+            self._streams.fail(error)
+            watching.cancel()
+            await handle.end()
+
+    def _take(self, news: News) -> None:
+        self._heard = time.monotonic()
+        if isinstance(news, StepNews):
+            self._stats = replace(news.stats, restarts=self._restarts)
+        if isinstance(news, StepNews | Refusal):
+            self._streams.take(news)
+
+    async def _watch(self, handle: Handle) -> None:
+        """Kill the process when it is stuck: whoever waits for it would wait for ever."""
+        while not self._stuck():
+            await asyncio.sleep(min(1.0, self.config.step_timeout / 4))
+        log.error("the engine has said nothing for %g s, with work to do", self.config.step_timeout)
+        handle.kill()

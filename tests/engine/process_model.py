@@ -1,0 +1,80 @@
+"""A process whose engine runs the simulated model; ``EngineConfig.model`` says how it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from radixserve.config import EngineConfig
+from radixserve.engine.core import Runner
+from radixserve.engine.messages import Found, News
+from radixserve.engine.process import child
+from radixserve.engine.process.supervisor import SupervisedLLM
+from radixserve.errors import EngineDeadError, ModelError
+from radixserve.scheduling.plan import Sampled, StepPlan
+from radixserve.text.tokenizer import Tokenizer
+from tests.engine.saying import SayingModel
+from tests.text.tiny import tiny_tokenizer_dir
+
+COMMAND = (sys.executable, "-c", "from tests.engine.process_model import main; main()")
+
+
+class FailingModel(SayingModel):
+    """Does what ``how`` says at its fourth step: nothing, ``die``, ``end``, ``fail`` or ``hang``;
+    only once if there is a folder to remember it in."""
+
+    def __init__(self, config: EngineConfig, num_pages: int, offset: int, how: str):
+        super().__init__(config, num_pages, offset)
+        self._how = how
+
+    def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
+        if self.steps == 3:
+            match self._how:
+                case "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "end":
+                    raise EngineDeadError("A rank was killed.")
+                case "fail":
+                    self.fail_at = 4
+                case "hang":
+                    time.sleep(600)
+        if self._how == "slow":
+            time.sleep(0.02)
+        return super().execute(plan)
+
+
+def load(start: child.Start, send: Callable[[News], None]) -> Runner:
+    """Raises ModelError if there is a file ``broken`` in the model's folder."""
+    folder = Path(start.config.tokenizer or "")
+    if (folder / "broken").exists():
+        raise ModelError("The weights are torn.")
+    how = (folder / "how").read_text()
+    if (folder / "once").exists():
+        (folder / "how").write_text("well")
+    send(Found("tiny", str(folder)))
+    tokenizer = Tokenizer.load(folder)
+    [first] = tokenizer.decode([3]).encode()
+    return FailingModel(start.config, 200, 3 - first, how)
+
+
+def supervised(
+    directory: Path, how: str = "well", *, once: bool = True, **settings: object
+) -> SupervisedLLM:
+    """An engine whose process fails as ``how`` says; after it was started again, only unless
+    ``once``."""
+    tiny_tokenizer_dir(directory)
+    (directory / "how").write_text(how)
+    if once:
+        (directory / "once").touch()
+    config = EngineConfig(
+        **{"tokenizer": str(directory), "page_size": 4, "max_num_seqs": 8, **settings}
+    )
+    return SupervisedLLM(config, command=COMMAND)
+
+
+def main() -> None:
+    child.main(load)

@@ -1,0 +1,285 @@
+"""The engine in its own process: it answers, dies in every way, comes back, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from radixserve.engine.frontend import TextDelta, TextRequest
+from radixserve.engine.process import supervisor
+from radixserve.engine.process.supervisor import SupervisedLLM
+from radixserve.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelError,
+)
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import pack
+from tests.engine.process_model import supervised
+from tests.engine.saying import TEXT
+
+PATIENCE = 60
+"""Seconds; what takes longer is taken for a hang."""
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, how: str = "well", **settings: object
+) -> AsyncIterator[SupervisedLLM]:
+    engine = supervised(directory, how, **settings)
+    async with asyncio.timeout(PATIENCE):
+        await engine.start()
+        pids = [engine.pid]
+        try:
+            yield engine
+        finally:
+            pids.append(engine.pid)
+            await engine.stop()
+            assert not [pid for pid in pids if pid and exists(pid)]
+
+
+def exists(pid: int) -> bool:
+    """Whether ``pid`` runs; one that has ended and that nobody has asked about does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def ask(engine: SupervisedLLM, name: str = "r", *, tokens: int = 20, **fields) -> TextRequest:
+    prompt = fields.pop("prompt", None) or engine.tokenizer.encode("Hello?")
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
+    return TextRequest(id=name, prompt=prompt, sampling=sampling, **fields)
+
+
+async def collect(engine: SupervisedLLM, request: TextRequest) -> list[TextDelta]:
+    return [delta async for delta in engine.generate(request)]
+
+
+async def back(engine: SupervisedLLM, old: int | None) -> None:
+    while engine.pid in (None, old):
+        await asyncio.sleep(0.01)
+
+
+def test_answers_come_as_from_the_engine_in_this_process(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as engine:
+            assert engine.healthy()
+            deltas = await collect(engine, ask(engine))
+            assert "".join(delta.text for delta in deltas) == TEXT[:20]
+            assert [delta.finish for delta in deltas] == [None] * 19 + ["length"]
+            [again] = [await collect(engine, ask(engine, "again"))]
+            length = len(engine.tokenizer.encode("Hello?")) // 4
+            assert again[-1].usage.cached_tokens == length - 1
+            assert engine.stats().generated_tokens == 40
+            assert engine.card.max_model_len == 400
+
+    asyncio.run(scenario())
+
+
+def test_many_answers_at_once_each_get_their_own_tokens(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as engine:
+            lengths = range(1, 21)
+            requests = [ask(engine, str(each), tokens=each, n=2) for each in lengths]
+            answers = await asyncio.gather(*(collect(engine, each) for each in requests))
+            for length, deltas in zip(lengths, answers, strict=True):
+                for index in (0, 1):
+                    text = "".join(delta.text for delta in deltas if delta.index == index)
+                    assert text == TEXT[:length]
+
+    asyncio.run(scenario())
+
+
+def test_refusals_keep_their_kind_and_their_details(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as engine:
+            with pytest.raises(ContextLengthError) as caught:
+                await collect(engine, ask(engine, prompt=pack([7] * 500)))
+            assert (caught.value.prompt_tokens, caught.value.limit) == (500, 400)
+            with pytest.raises(InvalidRequestError, match="Token 9999") as refused:
+                await collect(engine, ask(engine, prompt=pack([7, 9999])))
+            assert refused.value.param == "prompt"
+            assert len(await collect(engine, ask(engine))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_an_abandoned_answer_stops_costing_steps(tmp_path):
+    async def scenario():
+        async with running(tmp_path, "slow") as engine:
+            stream = engine.generate(ask(engine, tokens=300))
+            await anext(stream)
+            await stream.aclose()
+            while engine.stats().running:
+                await asyncio.sleep(0.01)
+            assert engine.stats().generated_tokens < 100
+            assert engine.stats().finished == {"abort": 1}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("die", r"killed \(SIGKILL\)"), ("end", "A rank was killed")],
+)
+def test_an_engine_that_dies_fails_what_is_in_flight_and_comes_back(tmp_path, how, told):
+    async def scenario():
+        async with running(tmp_path, how) as engine:
+            old = engine.pid
+            both = [collect(engine, ask(engine, name)) for name in "ab"]
+            failed = await asyncio.gather(*both, return_exceptions=True)
+            for error in failed:
+                assert isinstance(error, EngineDeadError)
+                assert error.retry_after is not None
+            with pytest.raises(EngineDeadError, match=told):
+                raise failed[0]
+            assert not engine.healthy()
+            with pytest.raises(EngineDeadError, match="started again") as refused:
+                await collect(engine, ask(engine, "meanwhile"))
+            assert refused.value.retry_after is not None
+            await back(engine, old)
+            assert engine.healthy()
+            assert engine.stats().restarts == 1
+            deltas = await collect(engine, ask(engine, "once more"))
+            assert "".join(delta.text for delta in deltas) == TEXT[:20]
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_step_is_no_death(tmp_path):
+    async def scenario():
+        async with running(tmp_path, "fail") as engine:
+            old = engine.pid
+            deltas = await collect(engine, ask(engine))
+            assert deltas[-1].finish == "error"
+            assert len(await collect(engine, ask(engine, "next"))) == 20
+            assert engine.pid == old
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_hangs_is_killed_and_comes_back(tmp_path):
+    async def scenario():
+        async with running(tmp_path, "hang", step_timeout=0.5) as engine:
+            old = engine.pid
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await collect(engine, ask(engine))
+            await back(engine, old)
+            assert len(await collect(engine, ask(engine, "next"))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_engine_is_not_taken_for_a_stuck_one(tmp_path):
+    async def scenario():
+        async with running(tmp_path, step_timeout=0.2) as engine:
+            old = engine.pid
+            await asyncio.sleep(0.5)
+            assert engine.healthy()
+            assert len(await collect(engine, ask(engine, n=2))) == 40
+            assert engine.pid == old
+
+    asyncio.run(scenario())
+
+
+def test_it_is_started_again_until_it_can_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "DELAYS", (0.0, 0.05))
+
+    async def scenario():
+        async with running(tmp_path, "die") as engine:
+            old = engine.pid
+            (tmp_path / "broken").touch()
+            with pytest.raises(EngineDeadError):
+                await collect(engine, ask(engine))
+            while engine._restarts < 2:
+                assert not engine.healthy()
+                await asyncio.sleep(0.01)
+            (tmp_path / "broken").unlink()
+            await back(engine, old)
+            assert len(await collect(engine, ask(engine, "next"))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_of_the_start(tmp_path):
+    async def scenario():
+        engine = supervised(tmp_path)
+        (tmp_path / "broken").touch()
+        with pytest.raises(ModelError, match="torn"):
+            await engine.start()
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_stopping_fails_what_is_in_flight(tmp_path):
+    async def scenario():
+        async with running(tmp_path, "slow") as engine:
+            stream = engine.generate(ask(engine, tokens=300))
+            await anext(stream)
+            await engine.stop()
+            with pytest.raises(EngineDeadError, match="stopped") as caught:
+                _ = [delta async for delta in stream]
+            assert caught.value.retry_after is None
+            with pytest.raises(EngineDeadError):
+                await collect(engine, ask(engine, "late"))
+
+    asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from tests.engine.process_model import supervised
+from tests.engine.test_process import ask
+
+async def main():
+    engine = supervised(Path(sys.argv[1]), "slow")
+    await engine.start()
+    print(engine.pid, flush=True)
+    async for _ in engine.generate(ask(engine, tokens=390)):
+        pass
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_is_left_when_the_one_that_started_it_is_killed(tmp_path, number):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    with parent:
+        pid = int(parent.stdout.readline())
+        assert exists(pid)
+        parent.send_signal(number)
+        parent.wait(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_signals_for_the_whole_group_are_left_to_the_server(tmp_path):
+    async def scenario():
+        async with running(tmp_path, "slow") as engine:
+            stream = engine.generate(ask(engine))
+            await anext(stream)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(engine.pid, number)
+            assert len([delta async for delta in stream]) == 19
+
+    asyncio.run(scenario())
