@@ -59,6 +59,7 @@ class Decoder {
     attention_.begin(step.batch, step.together);
     const int64_t tokens = step.batch.tokens;
     grow(residual_, tokens * width(shape_.hidden));
+    grow(kept_, step.samples * width(shape_.hidden));
     grow(normed_, tokens * shape_.hidden);
     grow(projected_, tokens * width(qkv_columns()));
     grow(query_, tokens * shape_.heads * shape_.head_dim);
@@ -80,27 +81,36 @@ class Decoder {
   }
 
   void walk(int thread, const Step& step) {
-    const int64_t tokens = step.batch.tokens;
+    int64_t tokens = step.batch.tokens;
     const int64_t stride = width(shape_.hidden);
+    float* residual = residual_.data();
     pool_.share(tokens, [&](int64_t token) {
-      embed(step.token_ids[token], &residual_[token * stride]);
-      normalize(&residual_[token * stride], layers[0].attention_norm, token);
+      embed(step.token_ids[token], &residual[token * stride]);
+      normalize(&residual[token * stride], layers[0].attention_norm, token);
     });
     for (size_t index = 0; index < layers.size(); ++index) {
       const Layer<T>& layer = layers[index];
       uint8_t* kv = static_cast<uint8_t*>(step.kv) + index * step.layer_bytes;
+      const bool last = index + 1 == layers.size();
       attend(thread, step, layer, kv);
-      norm_rows(tokens, layer.mlp_norm);
+      const T* attended = attended_.data();
+      if (last) {
+        // Of the other tokens nothing is wanted any more: their keys and values are written.
+        keep_sampled(step);
+        residual = kept_.data();
+        attended = query_.data();
+        tokens = step.samples;
+      }
+      add_product(attended, shape_.heads * shape_.head_dim, tokens, layer.output,
+                  layer.output_bias, residual);
+      norm_rows(residual, tokens, layer.mlp_norm);
       twin_product(pool_, normed_.data(), shape_.hidden, tokens, layer.gate, layer.up,
                    [&](int64_t row, int64_t column, f32x16 gate, f32x16 up) {
                      store_as(&inner_[row * width(shape_.inner) + column], silu(gate) * up);
                    });
-      add_product(inner_.data(), width(shape_.inner), tokens, layer.down, nullptr);
-      if (index + 1 < layers.size()) norm_rows(tokens, layers[index + 1].attention_norm);
+      add_product(inner_.data(), width(shape_.inner), tokens, layer.down, nullptr, residual);
+      norm_rows(residual, tokens, last ? norm_ : layers[index + 1].attention_norm);
     }
-    pool_.share(step.samples, [&](int64_t sample) {
-      normalize(&residual_[step.sampled[sample] * stride], norm_, sample);
-    });
     product(pool_, normed_.data(), shape_.hidden, step.samples, head_,
             [&](int64_t row, int64_t column, f32x16 values) {
               store(step.logits + row * width(shape_.vocabulary) + column, values);
@@ -118,8 +128,16 @@ class Decoder {
       place(step, layer, kv, token, &projected_[token * stride]);
     });
     attention_.run(thread, kv, query_.data(), attended_.data(), shape_.scale, 0.0f);
-    add_product(attended_.data(), shape_.heads * shape_.head_dim, tokens, layer.output,
-                layer.output_bias);
+  }
+
+  // The rows of the tokens that are sampled: residuals in `kept_`, attention in `query_`.
+  void keep_sampled(const Step& step) {
+    const int64_t stride = width(shape_.hidden), size = shape_.heads * shape_.head_dim;
+    pool_.share(step.samples, [&](int64_t sample) {
+      const int64_t token = step.sampled[sample];
+      std::copy_n(&residual_[token * stride], stride, &kept_[sample * stride]);
+      std::copy_n(&attended_[token * size], size, &query_[sample * size]);
+    });
   }
 
   void embed(int64_t token, float* to) const {
@@ -145,18 +163,18 @@ class Decoder {
       store_as(&normed_[to * shape_.hidden + i], load(from + i) * share * load(weight + i));
   }
 
-  void norm_rows(int64_t tokens, const float* weight) {
+  void norm_rows(const float* residual, int64_t tokens, const float* weight) {
     pool_.share(tokens, [&](int64_t token) {
-      normalize(&residual_[token * width(shape_.hidden)], weight, token);
+      normalize(&residual[token * width(shape_.hidden)], weight, token);
     });
   }
 
   void add_product(const T* a, int64_t stride, int64_t tokens, const Packed<T>& weight,
-                   const float* bias) {
+                   const float* bias, float* residual) {
     const int64_t to = width(shape_.hidden);
     product(pool_, a, stride, tokens, weight, [&](int64_t row, int64_t column, f32x16 values) {
       if (bias) values += load(bias + column);
-      float* sum = &residual_[row * to + column];
+      float* sum = residual + row * to + column;
       store(sum, load(sum) + values);
     });
   }
@@ -202,7 +220,7 @@ class Decoder {
   const T* embedding_;
   const float* norm_;
   Attention<T> attention_;
-  std::vector<float> residual_, projected_;
+  std::vector<float> residual_, kept_, projected_;
   std::vector<T> normed_, query_, attended_, inner_;
 };
 
