@@ -107,7 +107,8 @@ class Connection:
     async def __aenter__(self) -> Connection:
         self._http = aiohttp.ClientSession(
             self.endpoint.url,
-            connector=aiohttp.TCPConnector(limit=0),
+            # Servers close connections that are idle, also while they stand still: none is kept.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
         )
         return self
