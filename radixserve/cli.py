@@ -27,6 +27,7 @@ from radixserve.terminal.doctor import doctor
 from radixserve.terminal.plan import plan
 from radixserve.terminal.probe import probe
 from radixserve.terminal.sizes import byte_size
+from radixserve.terminal.verify import verify
 
 if TYPE_CHECKING:
     from radixserve.engine.frontend import Frontend
@@ -81,6 +82,7 @@ app.command()(plan)
 app.command()(chat)
 app.command()(probe)
 app.command()(doctor)
+app.command()(verify)
 
 MODEL, MEMORY, BATCH, SERVER = "Model", "Memory and cache", "Scheduling", "Server"
 
@@ -164,6 +166,14 @@ def serve(
             help="Read a prefix that requests share once for each of them.",
         ),
     ] = False,
+    deterministic: Annotated[
+        bool,
+        option(
+            "--deterministic",
+            panel=MODEL,
+            help="The same bits whatever is cached or in the batch. On a CPU.",
+        ),
+    ] = False,
     seed: Annotated[
         int, option("--seed", panel=MODEL, help="For requests that bring no seed of their own.")
     ] = DEFAULTS.seed,
@@ -213,12 +223,23 @@ def serve(
         bool, option("--no-prefix-cache", panel=MEMORY, help="Reuse nothing.")
     ] = False,
     max_num_seqs: Annotated[
-        int, option("--max-num-seqs", panel=BATCH, help="Requests that run at once.")
-    ] = DEFAULTS.max_num_seqs,
+        int,
+        option(
+            "--max-num-seqs",
+            panel=BATCH,
+            help="Requests that run at once.",
+            show_default="64, on a GPU 256",
+        ),
+    ] = 0,
     max_num_batched_tokens: Annotated[
         int,
-        option("--max-num-batched-tokens", panel=BATCH, help="Tokens that one step computes."),
-    ] = DEFAULTS.max_num_batched_tokens,
+        option(
+            "--max-num-batched-tokens",
+            panel=BATCH,
+            help="Tokens that one step computes.",
+            show_default="512, on a GPU 8192",
+        ),
+    ] = 0,
     long_prefill_token_threshold: Annotated[
         int,
         option(
@@ -237,6 +258,15 @@ def serve(
         int,
         option("--max-queue", panel=BATCH, help="Requests that may wait; more get a 503."),
     ] = DEFAULTS.max_queue,
+    queue_timeout: Annotated[
+        float | None,
+        option(
+            "--queue-timeout",
+            panel=BATCH,
+            help="Seconds that a request may wait before it begins; then it gets a 504.",
+            show_default="no limit",
+        ),
+    ] = None,
     step_timeout: Annotated[
         float,
         option(
@@ -245,6 +275,15 @@ def serve(
             help="Seconds without a sign of the engine, with work to do, until it is started anew.",
         ),
     ] = DEFAULTS.step_timeout,
+    drain_timeout: Annotated[
+        float,
+        option(
+            "--drain-timeout",
+            panel=SERVER,
+            help="Seconds that running requests get to finish when the server is told to end.",
+            min=0,
+        ),
+    ] = 30.0,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -269,6 +308,7 @@ def serve(
             kv_cache_dtype=kv_cache_dtype,
             attention_backend=attention_backend,
             cascade_attention=not no_cascade_attention,
+            deterministic=deterministic,
             seed=seed,
             chat_template=chat_template,
             threads=threads,
@@ -286,14 +326,17 @@ def serve(
             long_prefill_token_threshold=long_prefill_token_threshold,
             scheduling_policy=scheduling_policy,
             max_queue=max_queue,
+            queue_timeout=queue_timeout,
             step_timeout=step_timeout,
         )
-        run(config, host, port, log_level)
+        run(config, host, port, log_level, drain_timeout)
     except (ConfigError, ModelError) as error:
         fail(str(error))
 
 
-def run(config: EngineConfig, host: str, port: int, log_level: LogLevel) -> None:
+def run(
+    config: EngineConfig, host: str, port: int, log_level: LogLevel, drain_timeout: float
+) -> None:
     """Load the model and serve it until somebody stops it.
 
     Raises:
@@ -313,7 +356,9 @@ def run(config: EngineConfig, host: str, port: int, log_level: LogLevel) -> None
             "others have asked. Put a proxy with authentication in front of it."
         )
     settings = Settings(
-        max_queue=config.max_queue, priorities=config.scheduling_policy == "priority"
+        max_queue=config.max_queue,
+        priorities=config.scheduling_policy == "priority",
+        drain_timeout=drain_timeout,
     )
     serve_until_stopped(make_frontend(config), listener, settings, announce)
 

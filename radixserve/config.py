@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from radixserve.errors import ConfigError
 
@@ -25,6 +25,8 @@ CHOICES = {
     "scheduling_policy": get_args(Policy),
 }
 
+BY_DEVICE = {"max_num_seqs": (64, 256), "max_num_batched_tokens": (512, 8192)}
+"""Defaults on a CPU and on a GPU."""
 LARGEST_PAGE = 1024
 MOST_OF_A_GPU = 0.98
 """Of its memory: what the driver takes as it goes has to fit into the rest."""
@@ -57,6 +59,9 @@ class EngineConfig:
     for attention only; reference: plain torch."""
     cascade_attention: bool = True
     """Whether decoding requests that share a prefix read its KV once for all of them."""
+    deterministic: bool = False
+    """Whether a request gets the same bits whatever is cached, how its prompt is cut and what else
+    is in the batch: fixed tiles and one order of every sum. The native kernels of a CPU have it."""
     seed: int = 0
     """Seeds dummy weights, and requests that bring no seed of their own."""
     chat_template: str | None = None
@@ -81,25 +86,38 @@ class EngineConfig:
     """Pages, whatever they weigh; overrides ``kv_memory``."""
     prefix_cache: bool = True
 
-    max_num_seqs: int = 64
-    """Requests that run at once."""
-    max_num_batched_tokens: int = 512
-    """Tokens that one step computes at most."""
+    max_num_seqs: int = 0
+    """Requests that run at once; 0 is 64 on a CPU, 256 on a GPU."""
+    max_num_batched_tokens: int = 0
+    """Tokens that one step computes at most; 0 is 512 on a CPU, 8,192 on a GPU."""
     long_prefill_token_threshold: int = 0
     """Tokens that one prompt may take of a step; 0 is no limit."""
     scheduling_policy: Policy = "fcfs"
     max_queue: int = 1024
     """Requests that may wait; beyond it the server answers 503."""
+    queue_timeout: float | None = None
+    """Seconds that a request may wait for its first step; None is no limit."""
     step_timeout: float = 120.0
     """Seconds that a step may take before an engine in its own process counts as stuck: it is ended
     and started again."""
 
+    by_device: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
+    """The settings that were left to the device."""
+
     def __post_init__(self) -> None:
+        left = frozenset(name for name in BY_DEVICE if getattr(self, name) == 0)
+        object.__setattr__(self, "by_device", left)
+        for name in left:
+            object.__setattr__(self, name, BY_DEVICE[name][self.device == "cuda"])
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(
                     f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}."
                 )
+        self._check_sizes()
+        self._check_shares_and_times()
+
+    def _check_sizes(self) -> None:
         _positive("page_size", self.page_size)
         if self.page_size > LARGEST_PAGE:
             raise ConfigError(f"page_size must be at most {LARGEST_PAGE}, not {self.page_size}.")
@@ -113,17 +131,6 @@ class EngineConfig:
             raise ConfigError(
                 f"num_pages must be at least 2 (page 0 is scratch), not {self.num_pages}."
             )
-        if not 0.0 < self.kv_memory_share <= 0.95:
-            raise ConfigError(
-                f"kv_memory_share must be above 0 and at most 0.95, not {self.kv_memory_share}."
-            )
-        if not 0.0 < self.gpu_memory_utilization <= MOST_OF_A_GPU:
-            raise ConfigError(
-                f"gpu_memory_utilization must be above 0 and at most {MOST_OF_A_GPU}, "
-                f"not {self.gpu_memory_utilization}."
-            )
-        if not self.step_timeout > 0:
-            raise ConfigError(f"step_timeout must be above 0 seconds, not {self.step_timeout}.")
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 "long_prefill_token_threshold must be 0 (off) or more, "
@@ -134,6 +141,30 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running request needs one token a step."
             )
+
+    def _check_shares_and_times(self) -> None:
+        if not 0.0 < self.kv_memory_share <= 0.95:
+            raise ConfigError(
+                f"kv_memory_share must be above 0 and at most 0.95, not {self.kv_memory_share}."
+            )
+        if not 0.0 < self.gpu_memory_utilization <= MOST_OF_A_GPU:
+            raise ConfigError(
+                f"gpu_memory_utilization must be above 0 and at most {MOST_OF_A_GPU}, "
+                f"not {self.gpu_memory_utilization}."
+            )
+        if self.queue_timeout is not None and not self.queue_timeout > 0:
+            raise ConfigError(f"queue_timeout must be above 0 seconds, not {self.queue_timeout}.")
+        if not self.step_timeout > 0:
+            raise ConfigError(f"step_timeout must be above 0 seconds, not {self.step_timeout}.")
+
+    def chosen(self) -> dict[str, Any]:
+        """The settings that were not left to the device, by name."""
+        names = (each.name for each in fields(self) if each.init)
+        return {name: getattr(self, name) for name in names if name not in self.by_device}
+
+    def on(self, device: Device) -> EngineConfig:
+        """These settings once it is known what ``auto`` means for the device."""
+        return EngineConfig(**{**self.chosen(), "device": device})
 
 
 def _positive(name: str, value: int) -> None:

@@ -47,6 +47,10 @@ class OverloadedError(RadixServeError):
         self.retry_after = retry_after
 
 
+class DeadlineError(RadixServeError):
+    """A request whose time ran out before it had a single token."""
+
+
 class EngineDeadError(RadixServeError):
     """The step loop has ended; nothing can be computed until it is started again.
 

@@ -32,6 +32,7 @@ class Lease:
         "_cache",
         "anchor",
         "computed",
+        "keep",
         "pages",
         "pending",
         "published",
@@ -41,8 +42,10 @@ class Lease:
         "tokens",
     )
 
-    def __init__(self, cache: PrefixCache, tokens: Tokens, anchor: Node):
+    def __init__(self, cache: PrefixCache, tokens: Tokens, anchor: Node, *, keep: bool = True):
         self._cache = cache
+        self.keep = keep
+        """Whether what this sequence computes is left in the tree for others."""
         self.pending: list[tuple[PageCopy, Node | None]] = []
         """Copies that have not run yet, each with the node that is pinned for it (None: its page
         is held instead)."""
@@ -71,8 +74,9 @@ class Lease:
 
     @property
     def private(self) -> bool:
-        """Whether nothing of this sequence can be published: no cache, or purged meanwhile."""
-        return not self._cache.enabled or not self.anchor.attached
+        """Whether nothing of this sequence is published: no cache, purged meanwhile, or not to be
+        kept."""
+        return not (self.keep and self._cache.enabled and self.anchor.attached)
 
     def extend(self, count: int) -> bool:
         """Get pages for ``count`` tokens after the computed ones, evicting as needed.
@@ -151,7 +155,7 @@ class Lease:
         if self.pending:
             raise CacheError("a lease is forked before its copies have run")
         cache = self._cache
-        twin = Lease(cache, tokens, self.anchor)
+        twin = Lease(cache, tokens, self.anchor, keep=self.keep)
         cache.tree.pin(self.anchor)
         twin.computed = twin.reused = self.computed
         twin.published = self.published

@@ -82,9 +82,16 @@ class PrefixCache:
         return lease
 
     def reserve(
-        self, tokens: Tokens, namespace: bytes, room: int, *, limit: int | None = None
+        self,
+        tokens: Tokens,
+        namespace: bytes,
+        room: int,
+        *,
+        limit: int | None = None,
+        keep: bool = True,
     ) -> Lease | None:
-        """``acquire``, with pages for ``room`` tokens in all.
+        """``acquire``, with pages for ``room`` tokens in all. Without ``keep`` nothing of what the
+        lease computes is left in the cache.
 
         All or nothing: None means that not so many pages are free or cold beside the matched ones,
         and nothing has changed. Where a part of a block could be copied but its source takes the
@@ -115,7 +122,7 @@ class PrefixCache:
             tree.unpin(anchor, now=0)
             return None
         anchor.hits += 1
-        lease = Lease(self, tokens, anchor)
+        lease = Lease(self, tokens, anchor, keep=keep)
         lease.published = lease.computed = lease.reused = at // TOKEN_BYTES
         lease.pages = _row(anchor, pages)
         lease.room = len(lease.pages) * self.page_size

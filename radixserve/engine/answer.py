@@ -5,10 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from radixserve.engine.frontend import Alternative, TextDelta, TextRequest, TokenLogprob
-from radixserve.engine.messages import GenerationDelta, GenerationRequest
+from radixserve.engine.messages import GenerationDelta, GenerationRequest, Usage
 from radixserve.scheduling.plan import Sampled
 from radixserve.text.stop_strings import StopStrings
 from radixserve.text.tokenizer import Tokenizer
+from radixserve.tokens import count
 
 
 class Answer:
@@ -19,6 +20,9 @@ class Answer:
         self.id = f"{request.id}/{index}"
         """Id of this answer's sequence in the engine."""
         self.finished = False
+        self.begun = False
+        """Whether there is a token."""
+        self._usage = Usage(count(request.prompt), 0, 0)
         self._request = request
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(
@@ -40,6 +44,7 @@ class Answer:
             namespace=request.namespace,
             priority=request.priority,
             sibling=f"{request.id}/0" if self.index else None,
+            cache=request.cache,
         )
 
     def take(self, delta: GenerationDelta) -> TextDelta:
@@ -49,6 +54,8 @@ class Answer:
         engine's was not: the caller aborts the sequence.
         """
         sampled = delta.sampled
+        self.begun = self.begun or bool(sampled)
+        self._usage = delta.usage
         shown = sampled
         if delta.stop_token is not None and not self._request.include_stop_str_in_output:
             shown = sampled[:-1]
@@ -72,6 +79,14 @@ class Answer:
             stop=self._stops.matched or stop,
             usage=delta.usage,
             error=error,
+        )
+
+    def cut(self) -> TextDelta:
+        """The end of an answer whose time is over: the text that was held back."""
+        self.finished = True
+        text = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+        return TextDelta(
+            index=self.index, text=text, finish="length", stop="deadline", usage=self._usage
         )
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:

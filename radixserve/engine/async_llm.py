@@ -11,13 +11,22 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
+from radixserve.cache.prefix_cache import Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore, Runner
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.garbage import spare_what_is_loaded
 from radixserve.engine.loop import EngineLoop
-from radixserve.engine.messages import Command, EngineStats, News, Refusal, StepNews, Stop
-from radixserve.engine.model_files import prepare
+from radixserve.engine.messages import (
+    Command,
+    Dropped,
+    EngineStats,
+    News,
+    Refusal,
+    StepNews,
+    Stop,
+)
+from radixserve.engine.model_files import prepare, settle
 from radixserve.engine.streams import Streams
 from radixserve.errors import EngineDeadError
 from radixserve.model import ranks
@@ -92,6 +101,12 @@ class AsyncLLM:
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         return self._streams.generate(request)
 
+    async def reset_prefix_cache(self) -> Purge:
+        return await self._streams.reset()
+
+    def retry_after(self) -> float:
+        return self._streams.retry_after()
+
     # On the event loop
 
     def _command(self, command: Command) -> None:
@@ -99,7 +114,7 @@ class AsyncLLM:
             raise EngineDeadError("The engine has stopped.")
         self._commands.put(command)
 
-    def _take(self, news: StepNews | Refusal) -> None:
+    def _take(self, news: StepNews | Refusal | Dropped) -> None:
         if isinstance(news, StepNews):
             self._stats = news.stats
         self._streams.take(news)
@@ -107,6 +122,7 @@ class AsyncLLM:
     # On the engine's thread
 
     def _load(self) -> tuple[Runner, Tokenizer, str]:
+        self.config = settle(self.config)
         files = prepare(self.config)
         template = Path(self.config.chat_template) if self.config.chat_template else None
         tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)

@@ -14,11 +14,16 @@ from radixserve.config import EngineConfig
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest, Usage
 from radixserve.errors import EngineDeadError, InvalidRequestError
 from radixserve.model.info import ModelInfo
+from radixserve.scheduling.describe import describe
 from radixserve.scheduling.plan import Sampled, StepPlan
+from radixserve.scheduling.progress import Progress
 from radixserve.scheduling.request import Request
-from radixserve.scheduling.scheduler import Progress, Scheduler
+from radixserve.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+STALLED_PLANS = 200
+"""Plans without a single token, although requests wait, after which one of them is given up."""
 
 
 class Runner(Protocol):
@@ -44,6 +49,8 @@ class EngineCore:
         )
         self._steps = 0
         self._seeds = random.Random(config.seed)
+        self._barren = 0
+        """Plans in a row that had nothing in them although requests wait."""
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -74,12 +81,19 @@ class EngineCore:
             namespace=request.namespace,
             priority=request.priority,
             sibling=request.sibling,
+            reuse=request.cache != "off",
+            keep=request.cache == "on",
         )
 
     def abort(self, request_id: str) -> GenerationDelta | None:
         """End a request and give back what it holds; None if it has ended already."""
         request = self.scheduler.abort(request_id)
         return None if request is None else _delta(Progress(request, finish="abort"))
+
+    def unstarted(self, request_id: str) -> bool:
+        """Whether a request waits for its first step, and for no other of its prompt. O(1)."""
+        request = self.scheduler.waiting.get(request_id)
+        return request is not None and request.cached is None and request.sibling is None
 
     def step(self) -> list[GenerationDelta]:
         """Compute one step. Empty when no sequence got a token, also when there is nothing to do.
@@ -91,7 +105,8 @@ class EngineCore:
         """
         plan = self.scheduler.plan()
         if plan is None:
-            return []
+            return [] if self.idle else self._stalled()
+        self._barren = 0
         self._steps += 1
         try:
             sampled = self.runner.execute(plan)
@@ -102,6 +117,19 @@ class EngineCore:
             failed = self.scheduler.fail(plan, f"The step that computed this failed: {error}")
             return [_delta(progress) for progress in failed]
         return [_delta(progress) for progress in self.scheduler.commit(plan, sampled)]
+
+    def _stalled(self) -> list[GenerationDelta]:
+        """Work waits and nothing can be computed: that is a fault of ours, and costs one request
+        before it becomes a hang."""
+        self._barren += 1
+        if self._barren < STALLED_PLANS:
+            return []
+        self._barren = 0
+        request = self.scheduler.first()
+        log.error("no progress in %d plans: %s", STALLED_PLANS, describe(self.scheduler))
+        self.scheduler.abort(request.id, "error")
+        error = "The server could not make progress with it."
+        return [_delta(Progress(request, finish="error", error=error))]
 
     @property
     def idle(self) -> bool:

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from radixserve.engine.messages import EngineStats, FinishReason, Usage
+from radixserve.cache.prefix_cache import Purge
+from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer
 
@@ -40,6 +41,9 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The answer is put behind the prompt's text: a space that it begins with is meant."""
     namespace: bytes = b""
     priority: int = 0
+    cache: CacheMode = "on"
+    timeout: float | None = None
+    """Seconds after which the answers end with what there is of them."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -70,7 +74,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """One per entry of ``tokens`` when the sampling parameters ask for logprobs."""
     finish: FinishReason | None = None
     stop: int | str | None = None
-    """The stop token or stop string of the request that ended the answer."""
+    """The stop token or stop string of the request that ended the answer, or ``deadline``."""
     usage: Usage
     error: str | None = None
 
@@ -97,11 +101,22 @@ class Frontend(Protocol):
             ContextLengthError: at the first ``anext``: the prompt can never fit.
             InvalidRequestError: at the first ``anext``: a token id that the model does not have.
             OverloadedError: at the first ``anext``: the queue is full.
+            DeadlineError: at the first ``anext``: the time ran out before there was a token.
+            EngineDeadError: the step loop has ended.
+        """
+
+    async def reset_prefix_cache(self) -> Purge:
+        """Forget every cached prefix; running requests keep what they hold.
+
+        Raises:
             EngineDeadError: the step loop has ended.
         """
 
     def healthy(self) -> bool:
         """Whether the step loop is alive."""
+
+    def retry_after(self) -> float:
+        """Seconds in which as many answers have lately ended as are under way now."""
 
     def stats(self) -> EngineStats:
         """Gauges and totals as of the last step."""

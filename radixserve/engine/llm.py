@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from tqdm import tqdm
 
 from radixserve.cache.namespace import client_namespace
@@ -17,13 +18,13 @@ from radixserve.engine.answer import Answer
 from radixserve.engine.core import EngineCore
 from radixserve.engine.frontend import TextRequest, TokenLogprob
 from radixserve.engine.garbage import spare_what_is_loaded
-from radixserve.engine.messages import EngineStats, FinishReason, Usage
-from radixserve.engine.model_files import prepare
+from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
+from radixserve.engine.model_files import prepare, settle
 from radixserve.errors import RadixServeError
 from radixserve.model import ranks
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer
-from radixserve.tokens import pack
+from radixserve.tokens import count, pack, unpack
 
 Prompt = str | Sequence[int]
 
@@ -76,7 +77,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **settings: Any):
-        config = EngineConfig(model=model, **settings)
+        config = settle(EngineConfig(model=model, **settings))
         files = prepare(config)
         template = Path(config.chat_template) if config.chat_template else None
         self.name = files.name
@@ -88,14 +89,18 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: SamplingParams | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
         stop: str | Sequence[str] = (),
         cache_salt: str | None = None,
+        cache: CacheMode = "on",
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answer ``prompts`` (texts or token ids), batched; the outputs are in their order.
+
+        ``sampling`` is for all prompts, or one for each. ``cache`` says whether they take cached
+        prefixes and leave their own.
 
         Raises:
             InvalidRequestError: a prompt is empty, too long, or has a token that does not exist.
@@ -106,7 +111,22 @@ class LLM:
         encoded = [
             self.tokenizer.encode(each) if isinstance(each, str) else pack(each) for each in many
         ]
-        return self._run(encoded, sampling or SamplingParams(), n, stop, cache_salt, progress)
+        draft = TextRequest(
+            id="",
+            prompt=b"",
+            sampling=SamplingParams(),
+            n=n,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            namespace=client_namespace(cache_salt),
+            cache=cache,
+        )
+        if sampling is None or isinstance(sampling, SamplingParams):
+            sampling = [sampling or SamplingParams()] * len(encoded)
+        requests = [
+            replace(draft, id=uuid.uuid4().hex, prompt=prompt, sampling=each)
+            for prompt, each in zip(encoded, sampling, strict=True)
+        ]
+        return self._run(requests, progress)
 
     def chat(
         self,
@@ -125,7 +145,7 @@ class LLM:
             RadixServeError: a step failed.
         """
         prompt = self.tokenizer.encode_chat(messages, **template)
-        [output] = self._run([prompt], sampling or SamplingParams(), n, stop, cache_salt, False)
+        [output] = self.generate([unpack(prompt)], sampling, n=n, stop=stop, cache_salt=cache_salt)
         return output
 
     def stats(self) -> EngineStats:
@@ -136,32 +156,16 @@ class LLM:
         """Forget every cached prefix."""
         return self.core.reset_prefix_cache()
 
-    def _run(
-        self,
-        prompts: list[bytes],
-        sampling: SamplingParams,
-        n: int,
-        stop: str | Sequence[str],
-        cache_salt: str | None,
-        progress: bool,
-    ) -> list[RequestOutput]:
+    def _run(self, requests: list[TextRequest], progress: bool) -> list[RequestOutput]:
         outputs, answers = [], {}
-        for prompt in prompts:
-            request = TextRequest(
-                id=uuid.uuid4().hex,
-                prompt=prompt,
-                sampling=sampling,
-                n=n,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
-                namespace=client_namespace(cache_salt),
-            )
+        for request in requests:
             output = RequestOutput(
-                prompt_token_ids=prompt,
-                completions=[Completion(index=index) for index in range(n)],
-                usage=Usage(len(prompt) // 4, 0, 0),
+                prompt_token_ids=request.prompt,
+                completions=[Completion(index=index) for index in range(request.n)],
+                usage=Usage(count(request.prompt), 0, 0),
             )
             outputs.append(output)
-            for index in range(n):
+            for index in range(request.n):
                 answer = Answer(index, request, self.tokenizer)
                 answers[answer.id] = (answer, output)
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import time
+from collections import deque
 from collections.abc import Callable
 
 from radixserve.engine.core import EngineCore
@@ -10,13 +12,15 @@ from radixserve.engine.messages import (
     Abort,
     Add,
     Command,
+    Dropped,
     Fault,
     News,
     Refusal,
+    Reset,
     StepNews,
     Stop,
 )
-from radixserve.errors import RadixServeError
+from radixserve.errors import DeadlineError, RadixServeError
 
 
 class EngineLoop:
@@ -32,6 +36,9 @@ class EngineLoop:
         self, core: EngineCore, get: Callable[[bool], Command], send: Callable[[News], None]
     ):
         self._core, self._get, self._send = core, get, send
+        self._queue_timeout = core.config.queue_timeout
+        self._queued: deque[tuple[float, str]] = deque()
+        """Sequences in the order in which they came, with the moment until which they may wait."""
 
     def run(self) -> None:
         """Until it is told to stop.
@@ -42,6 +49,7 @@ class EngineLoop:
         while self._obey():
             deltas = self._core.step()
             self._send(StepNews(deltas, self._core.stats()))
+            self._dismiss()
 
     def _obey(self) -> bool:
         """Take the commands that have come, waiting for one while there is nothing to compute.
@@ -59,6 +67,8 @@ class EngineLoop:
                     self._add(command)
                 case Abort():
                     core.abort(command.id)
+                case Reset():
+                    self._send(Dropped(core.reset_prefix_cache()))
                 case Stop():
                     return False
             if core.idle:
@@ -72,3 +82,16 @@ class EngineLoop:
                 # Whoever asked aborts those that were queued before it.
                 self._send(Refusal(sequence.id, Fault.of(error)))
                 return
+            if self._queue_timeout is not None:
+                self._queued.append((time.monotonic() + self._queue_timeout, sequence.id))
+
+    def _dismiss(self) -> None:
+        """Refuse those that have waited for too long. O(1) a sequence."""
+        while self._queued and self._queued[0][0] <= time.monotonic():
+            _, identity = self._queued.popleft()
+            if self._core.unstarted(identity):
+                self._core.abort(identity)
+                error = DeadlineError(
+                    f"The server was too busy to begin within {self._queue_timeout:g} seconds."
+                )
+                self._send(Refusal(identity, Fault.of(error)))

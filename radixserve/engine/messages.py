@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixserve.cache.prefix_cache import Purge
 from radixserve.errors import (
     ConfigError,
     ContextLengthError,
+    DeadlineError,
     EngineDeadError,
     InvalidRequestError,
     ModelError,
@@ -22,6 +24,8 @@ from radixserve.scheduling.plan import Sampled
 from radixserve.scheduling.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+CacheMode = Literal["on", "read-only", "off"]
+"""Whether a request takes cached prefixes and leaves its own: both, takes only, neither."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -38,6 +42,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     """The lower number goes first (only with the priority policy)."""
     sibling: str | None = None
     """Id of the first sequence of the same prompt (n > 1), whose pages this one forks."""
+    cache: CacheMode = "on"
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,17 +108,21 @@ class Abort(Message, frozen=True):
     id: str
 
 
+class Reset(Message, frozen=True):
+    """Forget all prefixes; answered by ``Dropped``."""
+
+
 class Stop(Message, frozen=True):
     """End the engine after the step that it is in."""
 
 
-Command = Add | Abort | Stop
+Command = Add | Abort | Reset | Stop
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
     """An error of ours as it travels."""
 
-    kind: Literal["context", "invalid", "overloaded", "config", "model", "dead"]
+    kind: Literal["context", "invalid", "overloaded", "deadline", "config", "model", "dead"]
     message: str
     details: dict[str, Any] = {}
     """What else the error was made with."""
@@ -137,6 +146,8 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
                 return cls("invalid", error.message, details)
             case OverloadedError():
                 return cls("overloaded", error.message, {"retry_after": error.retry_after})
+            case DeadlineError():
+                return cls("deadline", str(error))
             case ConfigError():
                 return cls("config", str(error))
             case ModelError():
@@ -152,6 +163,8 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
                 return InvalidRequestError(self.message, **self.details)
             case "overloaded":
                 return OverloadedError(self.message, **self.details)
+            case "deadline":
+                return DeadlineError(self.message)
             case "config":
                 return ConfigError(self.message)
             case "model":
@@ -173,6 +186,12 @@ class Refusal(Message, frozen=True):
     fault: Fault
 
 
+class Dropped(Message, frozen=True):
+    """What a ``Reset`` did; they are answered in order."""
+
+    purge: Purge
+
+
 class Found(Message, frozen=True):
     """The model's files are there; it is loaded next."""
 
@@ -181,12 +200,14 @@ class Found(Message, frozen=True):
     """The directory of the tokenizer's files."""
 
 
-class Ready(Message, frozen=True):
+class Ready(Message, frozen=True, kw_only=True):
     """The model is loaded."""
 
     max_model_len: int
     vocab_size: int
     defaults: dict[str, float | int]
+    most: int
+    """Sequences that may run and wait."""
     stats: EngineStats
 
 
@@ -196,4 +217,4 @@ class Failure(Message, frozen=True):
     fault: Fault
 
 
-News = StepNews | Refusal | Found | Ready | Failure
+News = StepNews | Refusal | Dropped | Found | Ready | Failure

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -16,7 +17,7 @@ from radixserve.config import EngineConfig
 from radixserve.errors import ModelError
 from radixserve.folders import cache_directory
 from radixserve.model import demo, hub
-from radixserve.model.loader import DTYPES, ModelFiles
+from radixserve.model.loader import DTYPES, ModelFiles, pick_device
 from radixserve.text.gguf_tokenizer import write_tokenizer
 
 
@@ -38,6 +39,16 @@ def prepare(config: EngineConfig) -> ModelFiles:
         elif tokenizer.is_file():
             tokenizer = tokenizer.parent
     return ModelFiles(files.model, tokenizer, config.served_model_name or files.name)
+
+
+def settle(config: EngineConfig) -> EngineConfig:
+    """``config`` for the device that there is.
+
+    Raises:
+        ConfigError: there is no such device, or the settings do not go together on it.
+    """
+    device: Any = pick_device(config.device).type
+    return config.on(device)
 
 
 def _find(config: EngineConfig) -> ModelFiles:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
+from radixserve.cache.prefix_cache import Purge
 from radixserve.engine.answer import Answer
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.engine.messages import (
     Abort,
     Add,
     Command,
+    Dropped,
     GenerationDelta,
     Refusal,
+    Reset,
     StepNews,
 )
-from radixserve.errors import EngineDeadError, OverloadedError
+from radixserve.errors import DeadlineError, EngineDeadError, OverloadedError
 from radixserve.text.tokenizer import Tokenizer
 
-Inbox = asyncio.Queue[GenerationDelta | Exception]
+LATELY = 64
+"""Answers whose ends tell how fast the queue drains."""
+
+
+class _Deadline:
+    """Put into an inbox when its request's time is over."""
+
+
+Inbox = asyncio.Queue[GenerationDelta | Exception | _Deadline]
 
 
 class Streams:
@@ -29,8 +42,8 @@ class Streams:
         tokenizer: turns tokens to text.
         most: answers that may be under way at once; the engine's queue would refuse more, but only
             when its step has ended.
-        send: gives a command to the engine, without waiting; raises EngineDeadError or
-            OverloadedError if there is none that could take it.
+        send: gives a command to the engine, without waiting; raises EngineDeadError if there is
+            none that could take it.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int, send: Callable[[Command], None]):
@@ -38,6 +51,8 @@ class Streams:
         self._most = most
         self._send = send
         self._inboxes: dict[str, Inbox] = {}
+        self._resets: deque[asyncio.Future[Purge]] = deque()
+        self._ended: deque[float] = deque(maxlen=LATELY)
 
     def __len__(self) -> int:
         """Answers under way."""
@@ -50,46 +65,102 @@ class Streams:
             for answer in (Answer(index, request, self._tokenizer) for index in range(request.n))
         }
         if len(self._inboxes) + request.n > self._most:
-            raise OverloadedError(f"{len(self._inboxes)} answers are under way; try again later.")
+            raise OverloadedError(
+                f"{len(self._inboxes)} answers are under way; try again later.",
+                retry_after=self.retry_after(),
+            )
         inbox: Inbox = asyncio.Queue()
         for identity in answers:
             self._inboxes[identity] = inbox
+        alarm = _alarm(inbox, request.timeout)
         try:
             self._send(Add([answer.sequence() for answer in answers.values()]))
             while answers:
                 news = await inbox.get()
                 if isinstance(news, Exception):
                     raise news
+                if isinstance(news, _Deadline):
+                    for delta in _cut(answers, request):
+                        yield delta
+                    return
                 answer = answers.get(news.id)
                 if answer is None:
                     continue
                 delta = answer.take(news)
                 if answer.finished:
+                    self._ended.append(time.monotonic())
                     self._forget(news.id, running=news.finish is None)
                     del answers[news.id]
                 yield delta
         finally:
+            if alarm is not None:
+                alarm.cancel()
             for identity in answers:
                 self._forget(identity, running=True)
 
-    def take(self, news: StepNews | Refusal) -> None:
+    async def reset(self) -> Purge:
+        """See ``Frontend.reset_prefix_cache``."""
+        done: asyncio.Future[Purge] = asyncio.get_running_loop().create_future()
+        self._send(Reset())
+        self._resets.append(done)
+        return await done
+
+    def retry_after(self) -> float:
+        """See ``Frontend.retry_after``."""
+        if len(self._ended) < 2:
+            return 1.0
+        return len(self._inboxes) * (self._ended[-1] - self._ended[0]) / (len(self._ended) - 1)
+
+    def take(self, news: StepNews | Refusal | Dropped) -> None:
         """Hand news of the engine to those whom they concern."""
-        if isinstance(news, Refusal):
-            if (inbox := self._inboxes.get(news.id)) is not None:
-                inbox.put_nowait(news.fault.error())
-            return
-        for delta in news.deltas:
-            if (inbox := self._inboxes.get(delta.id)) is not None:
-                inbox.put_nowait(delta)
+        match news:
+            case StepNews():
+                for delta in news.deltas:
+                    if (inbox := self._inboxes.get(delta.id)) is not None:
+                        inbox.put_nowait(delta)
+            case Refusal():
+                if (inbox := self._inboxes.get(news.id)) is not None:
+                    error = news.fault.error()
+                    if isinstance(error, OverloadedError):
+                        error.retry_after = self.retry_after()
+                    inbox.put_nowait(error)
+            case Dropped():
+                done = self._resets.popleft()
+                if not done.done():
+                    done.set_result(news.purge)
 
     def fail(self, error: Exception) -> None:
         """End all that is under way with ``error``."""
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in set(inboxes.values()):
             inbox.put_nowait(error)
+        while self._resets:
+            done = self._resets.popleft()
+            if not done.done():
+                done.set_exception(error)
 
     def _forget(self, identity: str, *, running: bool) -> None:
-        known = self._inboxes.pop(identity, None) is not None
-        if running and known:
-            with contextlib.suppress(EngineDeadError, OverloadedError):
+        if self._inboxes.pop(identity, None) is None:
+            return
+        if running:
+            with contextlib.suppress(EngineDeadError):
                 self._send(Abort(identity))
+
+
+def _alarm(inbox: Inbox, timeout: float | None) -> asyncio.TimerHandle | None:
+    if timeout is None:
+        return None
+    return asyncio.get_running_loop().call_later(timeout, inbox.put_nowait, _Deadline())
+
+
+def _cut(answers: dict[str, Answer], request: TextRequest) -> list[TextDelta]:
+    """The ends of answers whose time is over.
+
+    Raises:
+        DeadlineError: there is not a single token to end with.
+    """
+    if len(answers) == request.n and not any(answer.begun for answer in answers.values()):
+        raise DeadlineError(
+            f"The answer had not begun after {request.timeout:g} seconds, the request's timeout."
+        )
+    return [answer.cut() for answer in answers.values()]

@@ -55,6 +55,8 @@ def executable(
     threads = config.threads or max(1, cpu.available_cores() // parallel.size)
     on_gpu = described.device.type == "cuda" and config.attention_backend == "auto"
     if on_gpu or parallel.size > 1:
+        if config.deterministic:
+            raise _only_native("deterministic")
         torch.set_num_threads(threads)
         made = _torch(described, config, parallel)
         if made is not None:
@@ -68,11 +70,10 @@ def executable(
             # All that is left to torch is small, and its idle threads would spin beside ours.
             torch.set_num_threads(1)
             return found
+    if config.deterministic:
+        raise _only_native("deterministic")
     if config.quantization != "none":
-        raise ConfigError(
-            f"quantization {config.quantization} needs the native decoder of a CPU, which does "
-            "not run this model here: leave it at none."
-        )
+        raise _only_native(f"quantization {config.quantization}")
     torch.set_num_threads(threads)
     from radixserve.model.transformers_model import TransformersModel
 
@@ -88,6 +89,13 @@ class _Native:
 
     def on(self, kv: torch.Tensor) -> Logits:
         return partial(self._model.logits, kv=kv)
+
+
+def _only_native(wish: str) -> ConfigError:
+    return ConfigError(
+        f"{wish} needs the native decoder of a CPU, which does not run this model here: "
+        "leave it out."
+    )
 
 
 def _native(
@@ -109,7 +117,7 @@ def _native(
         pages=geometry.page(config.page_size),
         max_model_len=described.max_model_len,
         threads=threads,
-        together=config.cascade_attention,
+        together=config.cascade_attention and not config.deterministic,
         int8=config.quantization == "int8",
     )
     kind = (

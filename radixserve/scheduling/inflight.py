@@ -39,7 +39,7 @@ class InFlight:
 
         O(1) while the leader has not moved since we last asked, else what ``peek`` costs.
         """
-        if not self._leaders:
+        if not self._leaders or not request.reuse:
             return None
         if request.behind is not None:
             before, published = request.behind

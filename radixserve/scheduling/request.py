@@ -37,6 +37,10 @@ class Request:
     arrival: int
     sibling: str | None = None
     """The first sequence of the same prompt (n > 1)."""
+    reuse: bool = True
+    """Whether cached prefixes are taken."""
+    keep: bool = True
+    """Whether what it computes is left in the cache."""
     lease: Lease | None = None
     row: Row | None = None
     """Its next step, kept while it decodes; None until it samples, and again once it has left."""

@@ -8,10 +8,7 @@ Agrawal et al., "Sarathi-Serve", OSDI 2024).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
-
-import msgspec
 
 from radixserve.cache.lease import Lease
 from radixserve.cache.prefix_cache import PrefixCache
@@ -20,6 +17,7 @@ from radixserve.errors import ContextLengthError, InvalidRequestError, Overloade
 from radixserve.scheduling.draft import Draft
 from radixserve.scheduling.inflight import InFlight
 from radixserve.scheduling.plan import Fork, Sampled, StepPlan
+from radixserve.scheduling.progress import Progress, Totals
 from radixserve.scheduling.queue import WaitingQueue
 from radixserve.scheduling.request import FinishReason, Request
 from radixserve.scheduling.sampling import SamplingParams
@@ -27,27 +25,6 @@ from radixserve.tokens import TOKEN_BYTES
 
 MAX_PREEMPTIONS = 2
 """After the second one a request runs again only with room for all that it may ever need."""
-
-
-class Progress(msgspec.Struct, gc=False):
-    """What a step brought to one request."""
-
-    request: Request
-    sampled: Sampled | None = None
-    finish: FinishReason | None = None
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the start."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: dict[str, int] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -88,6 +65,8 @@ class Scheduler:
         namespace: bytes = b"",
         priority: int = 0,
         sibling: str | None = None,
+        reuse: bool = True,
+        keep: bool = True,
     ) -> Request:
         """Queue a prompt (int32 big-endian). O(log requests + tokens).
 
@@ -117,20 +96,26 @@ class Scheduler:
             priority=priority if self.config.scheduling_policy == "priority" else 0,
             arrival=self._arrivals,
             sibling=sibling,
+            reuse=reuse,
+            keep=keep,
         )
         self.waiting.add(request)
         return request
 
-    def abort(self, request_id: str) -> Request | None:
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> Request | None:
         """End a request wherever it is, and give back what it holds; None if it has ended. O(1)."""
         request = self.running.get(request_id) or self.waiting.get(request_id)
         if request is not None:
-            self._finish(request, "abort")
+            self._finish(request, reason)
         return request
 
     @property
     def idle(self) -> bool:
         return not self.running and not self.waiting
+
+    def first(self) -> Request:
+        """The first request in line, running ones before waiting ones; there has to be one."""
+        return self.by_rank()[0] if self.running else next(iter(self.waiting))
 
     # Planning
 
@@ -143,7 +128,7 @@ class Scheduler:
         preemptions = self.totals.preemptions
         prefills: list[Request] = []
         # Decoding goes first, so that a long prefill never takes a stream's turn.
-        for request in self._by_rank():
+        for request in self.by_rank():
             row, lease = request.row, request.lease
             if row is None or lease is None:
                 prefills.append(request)
@@ -168,7 +153,7 @@ class Scheduler:
             plan.copies.extend(lease.copies)
         return plan
 
-    def _by_rank(self) -> list[Request]:
+    def by_rank(self) -> list[Request]:
         """The running requests, first to last. Sorted only when they, or their ranks, changed."""
         if self._ranked is None:
             self._ranked = sorted(self.running.values(), key=attrgetter("rank"))
@@ -228,7 +213,7 @@ class Scheduler:
 
     def _admit(self, draft: Draft, prefills: list[Request]) -> None:
         in_flight = InFlight(self.cache, prefills)
-        last = self._by_rank()[-1].priority if self.running else 0
+        last = self.by_rank()[-1].priority if self.running else 0
         for request in self.waiting:
             if draft.budget < 1 and request.priority >= last:
                 return
@@ -265,7 +250,12 @@ class Scheduler:
         """
         final = request.preemptions >= MAX_PREEMPTIONS
         room = request.limit if final else request.known
-        while (lease := self.cache.reserve(request.tokens, request.namespace, room)) is None:
+        limit = None if request.reuse else 0
+        while (
+            lease := self.cache.reserve(
+                request.tokens, request.namespace, room, limit=limit, keep=request.keep
+            )
+        ) is None:
             victim = self._victim(request.rank)
             if victim is None or victim.priority <= request.priority:
                 return False

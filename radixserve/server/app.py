@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from radixserve.engine.frontend import Frontend
 from radixserve.errors import RadixServeError
+from radixserve.server.cache import reset_prefix_cache
 from radixserve.server.chat import chat_completions
 from radixserve.server.completions import completions
 from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_with_error
@@ -32,6 +33,7 @@ def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starl
             Route("/health", health),
             Route("/ping", health, methods=["GET", "POST"]),
             Route("/version", version),
+            Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
             Route("/metrics", metrics),
         ],
         middleware=[Middleware(RequestId), Middleware(CatchAll)],

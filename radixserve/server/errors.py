@@ -14,7 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixserve.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from radixserve.errors import (
+    DeadlineError,
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +81,15 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(status=400, message=error.message, param=error.param, code=error.code)
         case OverloadedError():
             return _try_later(error.message, error.retry_after)
+        case DeadlineError():
+            return ApiError(
+                status=504,
+                message=str(error),
+                type="timeout_error",
+                code="deadline_exceeded",
+                # Libraries retry on any 5xx, which would only lengthen the queue.
+                headers={"x-should-retry": "false"},
+            )
         case EngineDeadError(retry_after=float(seconds)):
             return _try_later(
                 "The engine has died, and is being started again: send the request once more.",

@@ -10,9 +10,11 @@ from radixserve.server.service import Service
 
 
 async def health(request: Request) -> Response:
-    """200 and no body while the step loop lives, 503 afterwards."""
+    """200 and no body while requests are taken; 503 while the engine is dead or stuck, and from
+    the moment at which the server is told to end."""
     service: Service = request.app.state.service
-    return Response(status_code=200 if service.frontend.healthy() else 503)
+    well = service.frontend.healthy() and not service.draining
+    return Response(status_code=200 if well else 503)
 
 
 async def version(request: Request) -> Response:

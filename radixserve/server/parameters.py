@@ -6,6 +6,7 @@ from starlette.datastructures import Headers
 
 from radixserve.cache.namespace import client_namespace
 from radixserve.engine.frontend import ModelCard, TextRequest
+from radixserve.engine.messages import CacheMode
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.server.errors import ApiError
@@ -18,6 +19,8 @@ MAX_STOPS = 4
 PRIORITY_HEADER = "x-radixserve-priority"
 PRIORITIES = {"high": -1, "normal": 0, "low": 1}
 LARGEST_PRIORITY = 2**31 - 1
+LONGEST_TIMEOUT = 86_400.0
+"""Seconds."""
 MAX_SALT = 512
 """Bytes of UTF-8."""
 
@@ -144,6 +147,23 @@ def _priority(fields: GenerationFields, headers: Headers) -> int:
     return PRIORITIES[word.lower()]
 
 
+def _cache_mode(fields: GenerationFields) -> CacheMode:
+    mode = fields.cache.mode if fields.cache is not None else None
+    return "read-only" if mode == "no-store" else mode or "on"
+
+
+def _timeout(fields: GenerationFields) -> float | None:
+    """Seconds that the answer may take.
+
+    Raises:
+        ApiError: 400, it is no such time.
+    """
+    timeout = fields.timeout
+    if timeout is not None and not 0.0 < timeout <= LONGEST_TIMEOUT:
+        raise invalid("timeout", f"timeout must be above 0 and at most {LONGEST_TIMEOUT:g} seconds")
+    return timeout
+
+
 def stream_options(fields: GenerationFields) -> tuple[bool, bool, list[str]]:
     """Whether a stream ends with usage, whether every chunk has it, and the options ignored.
 
@@ -186,4 +206,6 @@ def text_request(
         continuation=continuation,
         namespace=_namespace(fields),
         priority=_priority(fields, headers),
+        cache=_cache_mode(fields),
+        timeout=_timeout(fields),
     )

@@ -15,10 +15,12 @@ import uvicorn
 from radixserve.engine.frontend import Frontend
 from radixserve.errors import ConfigError
 from radixserve.server.app import create_app
-from radixserve.server.service import Settings
+from radixserve.server.protocol import BoundedProtocol
+from radixserve.server.service import Service, Settings
 
-DRAIN_SECONDS = 30
-"""How long running requests may go on once the server is told to stop."""
+LAST_SECONDS = 1
+"""For what is left after draining: to be told that the server goes down."""
+DRAIN_TICK = 0.05
 
 Announce = Callable[[str, str], None]
 """Called with the model's name and the server's URL once requests are served."""
@@ -55,7 +57,10 @@ def is_loopback(address: str) -> bool:
 def serve_until_stopped(
     frontend: Frontend, listener: socket.socket, settings: Settings, announce: Announce
 ) -> None:
-    """Start the engine and serve it until SIGINT or SIGTERM; the second one does not wait.
+    """Start the engine and serve it until SIGINT or SIGTERM.
+
+    From then on new requests are refused with 503, and those that run get
+    ``settings.drain_timeout`` seconds to finish. A second signal does not wait.
 
     Raises:
         ConfigError: the settings cannot work, or the port was taken meanwhile.
@@ -73,18 +78,20 @@ async def _serve(
 ) -> None:
     await frontend.start()
     try:
-        server = _Server(
+        app = create_app(frontend, settings=settings)
+        server = Server(
             uvicorn.Config(
-                create_app(frontend, settings=settings),
-                http="httptools",
+                app,
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=DRAIN_SECONDS,
-            )
+                timeout_graceful_shutdown=LAST_SECONDS,
+            ),
+            app.state.service,
         )
         host, port = listener.getsockname()[:2]
         server.ready = lambda: announce(frontend.card.name, _url(host, port))
@@ -99,8 +106,16 @@ async def _serve(
         await frontend.stop()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
+    """Drains before it stops."""
+
     ready: Callable[[], None]
+
+    def __init__(self, config: uvicorn.Config, service: Service):
+        super().__init__(config)
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -108,9 +123,20 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets running requests finish; any second one ends at once."""
-        again = self.should_exit
-        super().handle_exit(sig, frame)
-        self.force_exit = self.force_exit or again
+        if self._service.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._service.draining = True
+        self._loop.call_soon_threadsafe(self._start_draining)
+
+    def _start_draining(self) -> None:
+        self._draining = self._loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        deadline = self._loop.time() + self._service.settings.drain_timeout
+        while self.server_state.tasks and self._loop.time() < deadline:
+            await asyncio.sleep(DRAIN_TICK)
+        self.should_exit = True
 
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from radixserve.engine.frontend import Frontend, TextDelta, TextRequest
-from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from radixserve.errors import (
+    ContextLengthError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from radixserve.server.errors import AnswerError
 from radixserve.server.limits import BODY_LIMIT
 from radixserve.server.metrics import Metrics
@@ -42,6 +47,8 @@ class Settings:
     """Requests that may wait in the engine; more are refused before they are tokenized."""
     priorities: bool = False
     """Whether the engine orders by priority; if not, a priority is listed as ignored."""
+    drain_timeout: float = 30.0
+    """How long what runs may go on once the server is told to end."""
     text_threads: int = 4
     """Prompts that are rendered and tokenized at once."""
 
@@ -55,6 +62,8 @@ class Service:
     metrics: Metrics = field(init=False)
     large_bodies: anyio.CapacityLimiter = field(init=False)
     """One at a time is decoded, so that their memory does not add up."""
+    draining: bool = False
+    """Whether the server goes down as soon as what runs has ended."""
     _text_work: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,14 +72,19 @@ class Service:
         self._text_work = anyio.CapacityLimiter(self.settings.text_threads)
 
     def check_load(self) -> None:
-        """Refuse early when the queue is full.
+        """Refuse early when the queue is full, or nothing new is taken any more.
 
         Raises:
-            OverloadedError: it is.
+            OverloadedError: so it is.
         """
+        if self.draining:
+            raise OverloadedError("The server is shutting down.")
         limit = self.settings.max_queue
         if limit is not None and (waiting := self.frontend.stats().waiting) >= limit:
-            raise OverloadedError(f"{waiting} requests are waiting already; try again later.")
+            raise OverloadedError(
+                f"{waiting} requests are waiting already; try again later.",
+                retry_after=self.frontend.retry_after(),
+            )
 
     async def text_work(self, work: Callable[[], T]) -> T:
         """Run ``work``, which renders or tokenizes, on a thread."""
@@ -157,6 +171,9 @@ class Service:
                 raise AnswerError("the engine went silent.")
         except (InvalidRequestError, OverloadedError):
             reason = "refused"
+            raise
+        except DeadlineError:
+            reason = "deadline"
             raise
         except Exception as error:
             reason = "error"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from radixserve.server.errors import ApiError
+
+
+class CacheFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    mode: Literal["on", "read-only", "no-store", "off"] | None = None
+    """on: take cached prefixes and leave our own; read-only and no-store, which say the same from
+    two sides: take, leave nothing; off: neither."""
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
@@ -36,6 +42,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    cache: CacheFields | None = None
+    timeout: float | None = None
 
 
 class ChatRequest(GenerationFields, kw_only=True):

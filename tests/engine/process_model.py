@@ -24,8 +24,7 @@ COMMAND = (sys.executable, "-c", "from tests.engine.process_model import main; m
 
 
 class FailingModel(SayingModel):
-    """Does what ``how`` says at its fourth step: nothing, ``die``, ``end``, ``fail`` or ``hang``;
-    only once if there is a folder to remember it in."""
+    """Does what ``how`` says at its fourth step; nothing if that is ``well``."""
 
     def __init__(self, config: EngineConfig, num_pages: int, offset: int, how: str):
         super().__init__(config, num_pages, offset)
@@ -40,16 +39,23 @@ class FailingModel(SayingModel):
                     raise EngineDeadError("A rank was killed.")
                 case "fail":
                     self.fail_at = 4
+                case "memory":
+                    self.steps += 1
+                    raise MemoryError
+                case "commit":
+                    return [()] * (len(plan.rows) + 1)
+                case "pause":
+                    time.sleep(2)
                 case "hang":
                     time.sleep(600)
         if self._how == "slow":
-            time.sleep(0.02)
+            time.sleep(0.005)
         return super().execute(plan)
 
 
-def load(start: child.Start, send: Callable[[News], None]) -> Runner:
+def load(config: EngineConfig, send: Callable[[News], None]) -> tuple[Runner, EngineConfig]:
     """Raises ModelError if there is a file ``broken`` in the model's folder."""
-    folder = Path(start.config.tokenizer or "")
+    folder = Path(config.tokenizer or "")
     if (folder / "broken").exists():
         raise ModelError("The weights are torn.")
     how = (folder / "how").read_text()
@@ -58,7 +64,7 @@ def load(start: child.Start, send: Callable[[News], None]) -> Runner:
     send(Found("tiny", str(folder)))
     tokenizer = Tokenizer.load(folder)
     [first] = tokenizer.decode([3]).encode()
-    return FailingModel(start.config, 200, 3 - first, how)
+    return FailingModel(config, 200, 3 - first, how), config
 
 
 def supervised(

@@ -34,10 +34,10 @@ PATIENCE = 60
 
 @asynccontextmanager
 async def running(
-    directory: Path, how: str = "well", **settings: object
+    directory: Path, how: str = "well", *, patience: float = PATIENCE, **settings: object
 ) -> AsyncIterator[SupervisedLLM]:
     engine = supervised(directory, how, **settings)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(patience):
         await engine.start()
         pids = [engine.pid]
         try:

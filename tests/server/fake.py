@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from radixserve.cache.prefix_cache import Purge
 from radixserve.engine.frontend import (
     Alternative,
     ModelCard,
@@ -22,6 +23,7 @@ from radixserve.engine.frontend import (
 )
 from radixserve.engine.messages import EngineStats, Usage
 from radixserve.errors import InvalidRequestError
+from radixserve.server.protocol import BoundedProtocol
 from radixserve.text.stop_strings import StopStrings
 from radixserve.tokens import pack
 
@@ -104,6 +106,15 @@ class FakeFrontend:
 
     def healthy(self) -> bool:
         return self.alive
+
+    def retry_after(self) -> float:
+        return 7.0
+
+    async def reset_prefix_cache(self) -> Purge:
+        if self.refuse is not None:
+            raise self.refuse
+        self._seen.clear()
+        return Purge(dropped=12, held=3)
 
     def hold(self, after: int = 0) -> None:
         """From now on every answer waits for ``release`` after so many tokens."""
@@ -209,7 +220,12 @@ def serving(app: Starlette, *, drain: int = 5) -> Iterator[Serving]:
     # The socket listens before uvicorn accepts, so that nobody has to wait for it.
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=drain
+        app,
+        http=BoundedProtocol,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=drain,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -7,7 +7,12 @@ import logging
 import pytest
 from starlette.testclient import TestClient
 
-from radixserve.errors import ContextLengthError, EngineDeadError, OverloadedError
+from radixserve.errors import (
+    ContextLengthError,
+    DeadlineError,
+    EngineDeadError,
+    OverloadedError,
+)
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
 from tests.server.asking import chat, complete, error_of, events
@@ -29,7 +34,9 @@ def test_a_full_queue_is_503_with_a_time_to_retry(
 def test_a_queue_that_is_full_already_is_refused_before_tokenizing(frontend: FakeFrontend):
     frontend.waiting = 3
     with TestClient(create_app(frontend, settings=Settings(max_queue=3))) as client:
-        error_of(chat(client), 503)
+        response = chat(client)
+        error_of(response, 503)
+        assert response.headers["retry-after"] == "7"
         error_of(complete(client), 503)
         assert frontend.tokenizer.encoded == 0
         frontend.waiting = 2
@@ -43,6 +50,30 @@ def test_what_the_engine_refuses_has_its_own_status_even_in_a_stream(
     frontend.refuse = ContextLengthError(300, 100)
     error = error_of(chat(client, stream=stream))
     assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_comes_back_is_503_with_a_time_to_retry(
+    client: TestClient, frontend: FakeFrontend, stream: bool
+):
+    frontend.refuse = EngineDeadError("secret detail", retry_after=2.5)
+    response = chat(client, stream=stream)
+    error = error_of(response, 503)
+    assert (error["type"], error["code"]) == ("server_error", "server_overloaded")
+    assert "secret" not in error["message"]
+    assert "once more" in error["message"]
+    assert response.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_is_504_and_not_to_be_retried(
+    client: TestClient, frontend: FakeFrontend, stream: bool
+):
+    frontend.refuse = DeadlineError("It took too long.")
+    response = chat(client, stream=stream)
+    error = error_of(response, 504)
+    assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
+    assert response.headers["x-should-retry"] == "false"
 
 
 def test_a_dead_engine_is_500_on_calls_and_503_on_health(

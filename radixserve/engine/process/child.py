@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 
@@ -28,13 +29,18 @@ class Start(msgspec.Struct, frozen=True):
     """What the process is told when it begins: one line of JSON on its standard input, which stays
     open for as long as somebody wants it."""
 
-    config: EngineConfig
+    config: dict[str, Any]
+    """Fields of ``EngineConfig``."""
     socket: int
     """File descriptor of its end of a socket pair, over which messages travel."""
     log_level: int
 
 
-def main(load: Callable[[Start, Callable[[News], None]], Runner] | None = None) -> None:
+Load = Callable[[EngineConfig, Callable[[News], None]], tuple[Runner, EngineConfig]]
+"""Makes what runs the model, and says which settings hold on this machine."""
+
+
+def main(load: Load | None = None) -> None:
     """Load the model with ``load`` and run its engine until the other end says, or is gone."""
     for each in (signal.SIGINT, signal.SIGTERM):
         # Whoever ends a group or a service means the process that started this one, which drains.
@@ -46,10 +52,18 @@ def main(load: Callable[[Start, Callable[[News], None]], Runner] | None = None) 
     wire = Wire(Connection(start.socket))
     status = DONE
     try:
-        runner = (load or _load)(start, wire.send)
-        core = EngineCore(start.config, runner)
+        runner, config = (load or _load)(EngineConfig(**start.config), wire.send)
+        core = EngineCore(config, runner)
         info = runner.info
-        wire.send(Ready(info.max_model_len, info.vocab_size, info.sampling_defaults, core.stats()))
+        wire.send(
+            Ready(
+                max_model_len=info.max_model_len,
+                vocab_size=info.vocab_size,
+                defaults=info.sampling_defaults,
+                most=config.max_num_seqs + config.max_queue,
+                stats=core.stats(),
+            )
+        )
         EngineLoop(core, wire.get, wire.send).run()
     except OSError as error:
         if not wire.broken:
@@ -99,19 +113,20 @@ class Wire:
             raise
 
 
-def _load(start: Start, send: Callable[[News], None]) -> Runner:
+def _load(config: EngineConfig, send: Callable[[News], None]) -> tuple[Runner, EngineConfig]:
     # What the engine needs takes seconds to import, and errors above are told without it.
     from radixserve.engine.garbage import spare_what_is_loaded
-    from radixserve.engine.model_files import prepare
+    from radixserve.engine.model_files import prepare, settle
     from radixserve.model import ranks
     from radixserve.text.tokenizer import Tokenizer
 
-    files = prepare(start.config)
+    config = settle(config)
+    files = prepare(config)
     send(Found(files.name, str(files.tokenizer)))
     tokenizer = Tokenizer.load(files.tokenizer)
-    runner = ranks.load(files, start.config, eos_token_ids=tokenizer.eos_token_ids)
+    runner = ranks.load(files, config, eos_token_ids=tokenizer.eos_token_ids)
     spare_what_is_loaded()
-    return runner
+    return runner, config
 
 
 def _fail(wire: Wire, error: Exception) -> int:

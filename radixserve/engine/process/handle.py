@@ -48,7 +48,7 @@ class Handle:
                 *command, stdin=asyncio.subprocess.PIPE, pass_fds=[theirs.fileno()]
             )
             level = logging.getLogger("radixserve").getEffectiveLevel()
-            start = Start(config, theirs.fileno(), level)
+            start = Start(config.chosen(), theirs.fileno(), level)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(start) + b"\n")
         reader, writer = await asyncio.open_connection(sock=ours)

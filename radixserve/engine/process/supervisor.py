@@ -11,11 +11,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from radixserve.cache.prefix_cache import Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.messages import (
     Add,
     Command,
+    Dropped,
     EngineStats,
     Found,
     News,
@@ -97,6 +99,12 @@ class SupervisedLLM:
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         return self._streams.generate(request)
 
+    async def reset_prefix_cache(self) -> Purge:
+        return await self._streams.reset()
+
+    def retry_after(self) -> float:
+        return self._streams.retry_after()
+
     def _command(self, command: Command) -> None:
         if self._supervising is None or self._supervising.done():
             raise EngineDeadError("The engine has stopped.")
@@ -154,8 +162,7 @@ class SupervisedLLM:
             defaults=ready.defaults,
         )
         if first:
-            most = self.config.max_num_seqs + self.config.max_queue
-            self._streams = Streams(self.tokenizer, most, self._command)
+            self._streams = Streams(self.tokenizer, ready.most, self._command)
 
     async def _supervise(self, handle: Handle | None) -> None:
         failures = 0
@@ -195,7 +202,7 @@ class SupervisedLLM:
         self._heard = time.monotonic()
         if isinstance(news, StepNews):
             self._stats = replace(news.stats, restarts=self._restarts)
-        if isinstance(news, StepNews | Refusal):
+        if isinstance(news, StepNews | Refusal | Dropped):
             self._streams.take(news)
 
     async def _watch(self, handle: Handle) -> None:

@@ -1,0 +1,1 @@
+"""Everything at once, for long: nothing wrong, nothing lost, nothing stuck."""

@@ -1,0 +1,108 @@
+"""What is looked at while the visitors come: health, memory, and now and then a blow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.soak.visitors import Findings
+
+HEALTH_SECONDS = 0.2
+MEMORY_SECONDS = 1.0
+BACK_SECONDS = 15.0
+"""Within which a killed engine has to be healthy again."""
+
+
+@dataclass
+class Watch:
+    """Samples, with moments in seconds from the start."""
+
+    url: str
+    pid: int
+    findings: Findings
+    started: float = field(default_factory=perf_counter)
+    health: list[tuple[float, float]] = field(default_factory=list)
+    """When, and how many seconds the answer took."""
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    """When, and the resident bytes of the server and its engine together."""
+    kills: list[tuple[float, float]] = field(default_factory=list)
+    """When, and after how many seconds it was healthy again."""
+
+    async def look_at_health(self, http: aiohttp.ClientSession) -> None:
+        while not self.findings.stop:
+            began = perf_counter()
+            async with http.get("/health") as answer:
+                await answer.read()
+            self.health.append((began - self.started, perf_counter() - began))
+            await asyncio.sleep(HEALTH_SECONDS)
+
+    async def look_at_memory(self) -> None:
+        while not self.findings.stop:
+            self.memory.append((perf_counter() - self.started, resident(self.pid)))
+            await asyncio.sleep(MEMORY_SECONDS)
+
+    async def strike(self, http: aiohttp.ClientSession, times: int, seconds: float) -> None:
+        """Kill the engine ``times`` within ``seconds``, each time when it is up."""
+        dice = random.Random(1)
+        for _ in range(times):
+            await asyncio.sleep(dice.uniform(0.3, 1.7) * seconds / times)
+            [engine] = children(self.pid)
+            os.kill(engine, signal.SIGKILL)
+            began = perf_counter()
+            while not await self._back(http, engine):
+                await asyncio.sleep(0.05)
+            took = perf_counter() - began
+            self.kills.append((began - self.started, took))
+            self.findings.check(took <= BACK_SECONDS, f"back only after {took:.1f} s")
+
+    async def _back(self, http: aiohttp.ClientSession, dead: int) -> bool:
+        async with http.get("/health") as answer:
+            return answer.status == 200 and dead not in children(self.pid)
+
+
+async def idle(http: aiohttp.ClientSession) -> dict[str, float]:
+    """The server's numbers once nothing runs and nothing waits."""
+    while True:
+        async with http.get("/metrics") as answer:
+            text = await answer.text()
+        found = {
+            family.name.removeprefix("radixserve:"): family.samples[0].value
+            for family in text_string_to_metric_families(text)
+            if len(family.samples) == 1
+        }
+        if not found["num_requests_running"] + found["num_requests_waiting"]:
+            return found
+        await asyncio.sleep(0.2)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that ``pid`` has started. Linux."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in found if _runs(int(each))]
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that ``pid`` and its children hold. Linux."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for each in (pid, *children(pid)):
+        try:
+            total += int(Path(f"/proc/{each}/statm").read_text().split()[1]) * page
+        except OSError:  # it has ended meanwhile
+            continue
+    return total
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

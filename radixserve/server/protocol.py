@@ -1,0 +1,59 @@
+"""HTTP connections whose heads are bounded, in bytes and in time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_LIMIT = 2**16
+"""Bytes of a request line and its headers together."""
+HEAD_SECONDS = 30.0
+"""For a connection that has sent a part of them to send the rest."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol reads a head however long it is, for as long as it takes."""
+
+    head_seconds = HEAD_SECONDS
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self._in_head = False
+        self._head_bytes = 0
+        self._late: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_head:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_LIMIT:
+            self._refuse("The request's head is too large.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        self._late = self.loop.call_later(
+            self.head_seconds, self._refuse, "The request's head did not come in time."
+        )
+
+    def on_headers_complete(self) -> None:
+        self._end_of_head()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_of_head()
+        super().connection_lost(exc)
+
+    def _refuse(self, message: str) -> None:
+        self._end_of_head()
+        if not self.transport.is_closing():
+            self.send_400_response(message)
+
+    def _end_of_head(self) -> None:
+        self._in_head = False
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None

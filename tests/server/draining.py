@@ -1,0 +1,36 @@
+"""A server as a process: ``python -m tests.server.draining SECONDS``; a line of input releases its
+answers, which wait after two tokens."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from radixserve.server.run import listen, serve_until_stopped
+from radixserve.server.service import Settings
+from tests.server.fake import FakeFrontend
+
+
+class Holding(FakeFrontend):
+    async def start(self) -> None:
+        self.hold(after=2)
+
+        def wait_for_a_line() -> None:
+            if sys.stdin.readline():
+                self.release()
+
+        threading.Thread(target=wait_for_a_line, daemon=True).start()
+
+
+def announce(url: str) -> None:
+    sys.stdout.write(url + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve_until_stopped(
+        Holding(),
+        listen("127.0.0.1", 0),
+        Settings(drain_timeout=float(sys.argv[1])),
+        lambda model, url: announce(url),
+    )

@@ -1,0 +1,85 @@
+"""Request heads without an end: bounded in bytes and in time, at nobody else's cost."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+
+from radixserve.server.app import create_app
+from radixserve.server.protocol import HEAD_LIMIT, BoundedProtocol
+from tests.server.asking import USER
+from tests.server.fake import FakeFrontend, Serving, serving
+
+BEGINNING = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+
+
+@pytest.fixture
+def server() -> Iterator[Serving]:
+    with serving(create_app(FakeFrontend())) as running:
+        yield running
+
+
+@contextmanager
+def connection(server: Serving) -> Iterator[socket.socket]:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as made:
+        yield made
+
+
+def answer(made: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    parts = []
+    try:
+        while part := made.recv(2**16):
+            parts.append(part)
+    except ConnectionResetError:  # it had not read all that we sent
+        pass
+    return b"".join(parts)
+
+
+def works(server: Serving, **headers: str) -> bool:
+    url = f"{server.url}/v1/chat/completions"
+    return httpx2.post(url, json={"messages": USER}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"x-long: " + b"a" * 4096, b"x: y\r\n" * 700, b"a" * 4096],
+    ids=["one value", "many headers", "one name"],
+)
+def test_a_head_without_an_end_is_refused(server: Serving, endless: bytes):
+    with connection(server) as made:
+        made.sendall(BEGINNING)
+        try:
+            for _ in range(3 * HEAD_LIMIT // len(endless)):
+                made.sendall(endless)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        said = answer(made)
+    assert said == b"" or said.startswith(b"HTTP/1.1 400")
+    assert works(server)
+
+
+def test_a_head_that_stops_coming_is_refused(server: Serving, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(BoundedProtocol, "head_seconds", 0.1)
+    with connection(server) as made:
+        made.sendall(BEGINNING)
+        said = answer(made)
+    assert said.startswith(b"HTTP/1.1 400")
+    assert b"in time" in said
+
+
+def test_long_heads_that_end_are_served(server: Serving):
+    assert works(server, authorization="Bearer " + "k" * (HEAD_LIMIT - 2048))
+
+
+def test_large_bodies_are_no_heads(server: Serving):
+    with connection(server) as made:
+        body = b'{"messages": [{"role": "user", "content": "Hi"}]}' + b" " * 3 * HEAD_LIMIT
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        made.sendall(BEGINNING + head % len(body) + body)
+        assert answer(made).startswith(b"HTTP/1.1 200")
