@@ -258,7 +258,8 @@ async def hurry(visit: Visit) -> None:
 
 
 async def misbehave(visit: Visit) -> None:
-    """Send what cannot be answered."""
+    """Send what cannot be answered; refusals are quick, so not all the time."""
+    await asyncio.sleep(visit.dice.uniform(0.0, 0.3))
     status, path, body = visit.dice.choice(WRONG)
     kind = "text/plain" if status == 415 else "application/json"
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
