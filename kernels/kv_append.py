@@ -22,8 +22,9 @@ def append_fp8(
 
     ``kv`` is float8_e4m3fn [pages, 2, page_size, kv_heads, head_dim], one layer, changed in place;
     ``key`` and ``value`` are fp32, bf16 or fp16 [T, kv_heads, head_dim]; ``pages`` and ``offsets``,
-    int64 [T] on the device of ``kv``, say where each token goes. They are not checked, which would
-    wait for the GPU. Where two tokens have the same slot, one of them is there. NaN stays NaN.
+    int32 or int64 [T] on the device of ``kv``, say where each token goes. They are not checked,
+    which would wait for the GPU. Where two tokens have the same slot, one of them is there. NaN
+    stays NaN.
 
     Raises:
         ValueError: a shape or a dtype is another one, or a scale is not above 0.
@@ -53,7 +54,8 @@ def append_fp8_in_torch(
     for which, (vectors, scale) in enumerate(((key, key_scale), (value, value_scale))):
         divisor = torch.tensor(scale, dtype=torch.float32, device=kv.device)
         scaled = (vectors.float() / divisor).clamp(-LARGEST, LARGEST)
-        codes[pages, which, offsets] = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+        kept = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+        codes[pages.long(), which, offsets.long()] = kept
 
 
 def _check(
@@ -72,5 +74,7 @@ def _check(
             f"and {value.dtype} {list(value.shape)}"
         )
     for slots in (pages, offsets):
-        if slots.shape != tokens[:1] or slots.dtype != torch.int64:
-            raise ValueError(f"int64 [{len(key)}] is wanted, not {slots.dtype} {slots.shape}")
+        if slots.shape != tokens[:1] or slots.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"int32 or int64 [{len(key)}] is wanted, not {slots.dtype} {slots.shape}"
+            )

@@ -147,7 +147,7 @@ def serve(
         option(
             "--kv-cache-dtype",
             panel=MEMORY,
-            help="auto: the model's; the others keep KV in 8 bits, half the memory.",
+            help="auto: the model's; the others keep KV in 8 bits, half the memory. On a GPU: fp8.",
         ),
     ] = DEFAULTS.kv_cache_dtype,
     attention_backend: Annotated[

@@ -11,7 +11,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
-KvDtype = Literal["auto", "fp8_e4m3", "int8"]
+KvDtype = Literal["auto", "fp8", "fp8_e4m3", "int8"]
 Quantization = Literal["none", "int8"]
 Backend = Literal["auto", "native", "reference"]
 
@@ -53,7 +53,8 @@ class EngineConfig:
     quantization: Quantization = "none"
     """int8: weights in 8 bits with a scale a column, in the native decoder."""
     kv_cache_dtype: KvDtype = "auto"
-    """auto: that of the model; the others keep KV in 8 bits, with a scale a token and head."""
+    """auto: that of the model; the others keep KV in 8 bits. On a CPU with a scale a token and
+    head; on a GPU fp8 (which is fp8_e4m3) alone, with static scales a layer."""
     attention_backend: Backend = "auto"
     """auto: native kernels, for the whole decoder where they have its architecture; native: those
     for attention only; reference: plain torch."""

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+log = logging.getLogger(__name__)
+
+Kept = TypeVar("Kept")
 
 
 def cache_directory() -> Path:
@@ -12,3 +20,27 @@ def cache_directory() -> Path:
     directory = Path(base) / "radixserve"
     directory.mkdir(parents=True, exist_ok=True)
     return directory
+
+
+def recalled(folder: str, name: str, kind: type[Kept]) -> Kept | None:
+    """What ``keep`` was given there; None if nothing is, or nothing that can be read."""
+    try:
+        return msgspec.json.decode(_place(folder, name).read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def keep(folder: str, name: str, value: object) -> None:
+    """Write ``value`` as JSON into a folder of the cache, all or nothing; a warning if it fails."""
+    try:
+        path = _place(folder, name)
+        path.parent.mkdir(exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_bytes(msgspec.json.encode(value))
+        beside.replace(path)
+    except OSError as error:
+        log.warning("%s cannot be kept, and will be measured at each start: %s", folder, error)
+
+
+def _place(folder: str, name: str) -> Path:
+    return cache_directory() / folder / f"{name}.json"

@@ -71,8 +71,8 @@ def _append(
     else:
         at = value + token * value_token + head * value_head + element * value_element
         scaled = tl.div_rn(tl.load(at, mask=inside, other=0.0).to(tl.float32), value_scale)
-    page = tl.load(pages + token * pages_stride)
-    slot = tl.load(offsets + token * offsets_stride)
+    page = tl.load(pages + token * pages_stride).to(tl.int64)
+    slot = tl.load(offsets + token * offsets_stride).to(tl.int64)
     base = codes + page * page_stride + which * which_stride + slot * slot_stride
     tl.store(base + head * head_stride + element * element_stride, _e4m3(scaled), mask=inside)
 

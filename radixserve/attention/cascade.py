@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import torch
 
 from radixserve.attention.arrays import PagedBatch
-from radixserve.folders import cache_directory
+from radixserve.folders import keep, recalled
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +70,12 @@ def measured(device: str, timer: Timer, sizes: Iterable[tuple[int, int]]) -> Cas
 
     A file that cannot be read is measured and written again.
     """
-    folder = cache_directory() / "cascade"
-    path = folder / (re.sub(r"[^A-Za-z0-9.]+", "-", device) + ".json")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=CascadeCost)
-    except (OSError, msgspec.DecodeError):
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", device)
+    cost = recalled("cascade", name, CascadeCost)
+    if cost is None:
         cost = fitted(timer, sizes)
-    log.info("shared prefixes: measured %s", cost)
-    folder.mkdir(exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_bytes(msgspec.json.encode(cost))
-    beside.replace(path)
+        log.info("shared prefixes: measured %s", cost)
+        keep("cascade", name, cost)
     return cost
 
 

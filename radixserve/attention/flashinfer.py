@@ -15,13 +15,14 @@ from radixserve.attention.cascade import ROWS, TOKENS, CascadeCost, measured, sh
 from radixserve.attention.groups import cascade, shared_runs
 from radixserve.attention.staging import CudaDevice, Device, Merge, Shared, Staging, Step, staged
 from radixserve.errors import ConfigError
+from radixserve.kernels.kv_append import append_fp8
 
 log = logging.getLogger(__name__)
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
-CODED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+CODED = torch.float8_e4m3fn
 HEAD_DIMS = (64, 128, 256)
 LEAST_WORKSPACE = 384 << 20
 """Bytes: what is documented is too little for large batches, and it does not grow."""
@@ -33,7 +34,7 @@ ALWAYS = CascadeCost(level=0.0, row=0.0, read=1.0, compute=0.0)
 class FlashInferAttention:
     """An ``AttentionBackend`` over ``kv``, [layers, pages, 2, page_size, kv_heads, head_dim].
 
-    ``kv`` is of ``query_dtype``, or of a float8 dtype: then a key is kept divided by the first, a
+    ``kv`` is of ``query_dtype``, or float8_e4m3fn: then a key is kept divided by the first, a
     value by the second of its layer's ``scales`` (one pair for all layers, or one for each). Steps
     of at most ``most_tokens`` tokens; slots that were never written may hold anything.
 
@@ -66,7 +67,7 @@ class FlashInferAttention:
         self.cost = cost
         self._library = library or _flashinfer()
         self._device = device or CudaDevice(kv.device)
-        self._coded = kv.dtype in CODED_DTYPES
+        self._coded = kv.dtype == CODED
         self._scales = list(scales) * (layers if len(scales) == 1 else 1)
         # A block of threads that merges has head_dim / 8 of them for each head.
         self._together = together and heads * self._head_dim // 8 <= MERGE_THREADS
@@ -102,10 +103,12 @@ class FlashInferAttention:
         """See ``AttentionBackend.append``."""
         step = self._planned()
         if self._coded:
-            key, value = (
-                _coded(each, scale, self.kv.dtype)
-                for each, scale in zip((key, value), self._scales[layer], strict=True)
+            pages, offsets = step.append_pages, step.append_offsets
+            first, second = self._scales[layer]
+            append_fp8(
+                self.kv[layer], key, value, pages, offsets, key_scale=first, value_scale=second
             )
+            return
         # Each new token is, to FlashInfer, the last one of a sequence of a single page.
         self._library.append_paged_kv_cache(
             append_key=key,
@@ -282,8 +285,8 @@ def _check(
     wrong = None
     if query_dtype not in QUERY_DTYPES:
         wrong = f"queries of {query_dtype}: serve in float16 or bfloat16"
-    elif kv.dtype != query_dtype and kv.dtype not in CODED_DTYPES:
-        wrong = f"KV of {kv.dtype}: keep it in {query_dtype} or in float8"
+    elif kv.dtype not in (query_dtype, CODED):
+        wrong = f"KV of {kv.dtype}: keep it in {query_dtype} or in {CODED}"
     elif head_dim not in HEAD_DIMS:
         wrong = f"heads of {head_dim} elements, only of {HEAD_DIMS}"
     elif heads % kv_heads:
@@ -308,9 +311,3 @@ def _picked(states: torch.Tensor, merge: Merge) -> torch.Tensor:
     if merge.places is None:
         return states[merge.first : merge.first + merge.span]
     return states.index_select(0, merge.places)
-
-
-def _coded(vectors: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """What is kept in float8; out of its range a cast may give no number: it is cut off."""
-    most = torch.finfo(dtype).max
-    return (vectors / scale).clamp(-most, most).to(dtype)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from radixserve.attention.arrays import PagedBatch
+from radixserve.kernels.kv_append import append_fp8
 
 
 @dataclass(slots=True)
@@ -27,10 +29,13 @@ class ReferenceAttention:
     """Attention over ``kv``, [layers, pages, 2, page_size, kv_heads, head_dim].
 
     Slots beyond a row's context are never read as numbers: they may hold anything, NaN included.
+    With ``scales``, a pair for each layer, ``kv`` is float8_e4m3fn: keys are kept divided by the
+    first, values by the second.
     """
 
-    def __init__(self, kv: torch.Tensor):
+    def __init__(self, kv: torch.Tensor, scales: Sequence[tuple[float, float]] | None = None):
         self.kv = kv
+        self._scales = scales
         self._append_pages = self._append_offsets = torch.empty(0, dtype=torch.int64)
         self._groups: list[_Group] = []
 
@@ -48,8 +53,13 @@ class ReferenceAttention:
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write the new tokens' KV, [T, kv_heads, head_dim] each, into their slots."""
-        self.kv[layer, self._append_pages, 0, self._append_offsets] = key
-        self.kv[layer, self._append_pages, 1, self._append_offsets] = value
+        pages, offsets = self._append_pages, self._append_offsets
+        if self._scales is None:
+            self.kv[layer, pages, 0, offsets] = key
+            self.kv[layer, pages, 1, offsets] = value
+            return
+        first, second = self._scales[layer]
+        append_fp8(self.kv[layer], key, value, pages, offsets, key_scale=first, value_scale=second)
 
     def run(
         self, layer: int, query: torch.Tensor, *, scale: float, soft_cap: float | None = None
@@ -73,6 +83,8 @@ class ReferenceAttention:
         gathered = self.kv[layer, group.pages].transpose(1, 2).flatten(2, 3).float()
         # A masked probability is 0, but 0 times the NaN of a slot never written is still NaN.
         gathered.masked_fill_(~group.used[:, None, :, None, None], 0.0)
+        if self._scales is not None:
+            gathered *= gathered.new_tensor(self._scales[layer]).view(2, 1, 1, 1)
         key, value = gathered.permute(1, 0, 3, 2, 4)  # each [B, kv_heads, L, head_dim]
         sharers = heads // kv_heads
         grouped = query.float().view(rows, count, kv_heads, sharers, head_dim)

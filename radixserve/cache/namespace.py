@@ -36,6 +36,14 @@ class Namespace:
         return b"".join(parts)
 
 
+def on_engine(kv_format: str | None, namespace: bytes) -> bytes:
+    """``namespace``, a key that says nothing of ``kv_format``, on an engine that keeps KV so.
+
+    Injective like ``Namespace.key``: the fields come in another order, each with its number.
+    """
+    return Namespace(kv_format=kv_format).key() + namespace
+
+
 def client_namespace(salt: str | None) -> bytes:
     """The namespace of an open server's client that sent ``cache_salt`` (or did not)."""
     return Namespace(salt=salt).key()

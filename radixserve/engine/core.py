@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from msgspec.structs import replace
 
+from radixserve.cache.namespace import on_engine
 from radixserve.cache.prefix_cache import PrefixCache, Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest, Usage
@@ -78,7 +79,7 @@ class EngineCore:
             request.id,
             request.tokens,
             sampling,
-            namespace=request.namespace,
+            namespace=on_engine(self.runner.info.kv_format, request.namespace),
             priority=request.priority,
             sibling=request.sibling,
             reuse=request.cache != "off",

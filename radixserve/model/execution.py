@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
 from radixserve.kernels.cpu.library import CpuKernels
-from radixserve.model import family, native, torch_decoder
+from radixserve.model import family, fp8_kv, native, torch_decoder
 from radixserve.model.kv_storage import KvGeometry, code_of
 from radixserve.model.loader import Description
 from radixserve.model.ops import FlashInferOps, Ops, TorchOps
@@ -52,6 +53,8 @@ def executable(
         ModelError: its weights cannot be read, or it needs what radixserve does not have.
         ConfigError: ``config`` asks for what only another device or decoder has.
     """
+    if described.device.type == "cuda":
+        fp8_kv.check_gpu(described, config)
     threads = config.threads or max(1, cpu.available_cores() // parallel.size)
     on_gpu = described.device.type == "cuda" and config.attention_backend == "auto"
     if on_gpu or parallel.size > 1:
@@ -129,7 +132,7 @@ def _native(
 def _attention(described: Description, config: EngineConfig) -> Attention:
     """FlashInfer's kernels on a GPU, where they have the dtype; else plain torch."""
     if described.device.type != "cuda" or described.dtype == torch.float32:
-        return lambda kv, geometry: ReferenceAttention(kv)
+        return lambda kv, geometry: ReferenceAttention(kv, geometry.scales)
     from radixserve.attention.flashinfer import FlashInferAttention
 
     def make(kv: torch.Tensor, geometry: KvGeometry) -> AttentionBackend:
@@ -138,6 +141,7 @@ def _attention(described: Description, config: EngineConfig) -> Attention:
             geometry.heads,
             query_dtype=described.dtype,
             most_tokens=config.max_num_batched_tokens,
+            scales=geometry.scales or ((1.0, 1.0),),
             together=config.cascade_attention,
         )
         attention.calibrate()
@@ -180,6 +184,8 @@ def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> 
             "cannot be read. With tensor_parallel_size 1 the message names them."
         )
     _check_plain(config)
+    coded = code_of(config) != "none"
+    scales = fp8_kv.written(described, tensors) if coded else None
     decoder = torch_decoder.TorchDecoder(
         described.config,
         described.dtype,
@@ -190,16 +196,20 @@ def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> 
         parallel=parallel,
     )
     geometry = torch_decoder.geometry(described.config, described.dtype, parallel)
+    if coded:
+        scales = scales or fp8_kv.measured(described, decoder, geometry, parallel)
+        geometry = replace(geometry, scales=scales)
     ranks = f", {parallel.size} ranks" if parallel.size > 1 else ""
     name = f"torch decoder ({described.device.type}{ranks})"
     return _Torch(decoder, geometry, _attention(described, config), name)
 
 
 def _check_plain(config: EngineConfig) -> None:
-    for name, plain in (("quantization", "none"), ("kv_cache_dtype", "auto")):
-        if getattr(config, name) != plain:
+    refused = (("quantization", "int8", "none"), ("kv_cache_dtype", "int8", "auto"))
+    for name, value, plain in refused:
+        if getattr(config, name) == value:
             raise ConfigError(
-                f"{name} {getattr(config, name)} needs the native kernels of a CPU and one rank: "
+                f"{name} {value} needs the native kernels of a CPU and one rank: "
                 f"leave it at {plain}."
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,15 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
+
+ATTENTION_SCALE = re.compile(
+    r"model\.layers\.(?P<layer>\d+)\.self_attn\."
+    r"(?:(?:attn\.)?(?P<what>[qkv]|kv)_scale"
+    r"|(?P<projection>[qkv])_proj\.(?:(?P=projection)_scale|output_scale))"
+)
+"""Scales of attention in FP8, which are no weights. As they are written by compressed-tensors and
+llm-compressor (``k_scale``), vLLM (``attn.k_scale``), ModelOpt (``k_proj.k_scale``), AutoFP8 and
+Quark (``k_proj.output_scale``), and once by AutoFP8 for both (``kv_scale``)."""
 
 
 class Stored(Protocol):
@@ -27,11 +37,25 @@ def unfit(config: PreTrainedConfig) -> str | None:
     """Why a model of ``config`` is none of the family's plain decoders; None if it is one."""
     if config.model_type not in FAMILIES:
         return f"{config.model_type} is none of {', '.join(sorted(FAMILIES))}"
-    if getattr(config, "quantization_config", None):
+    if _quantized(config):
         return "its weights are quantized"
     if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
         return "its MLP is not a plain gated SiLU"
     return None
+
+
+def kv_scheme(config: PreTrainedConfig) -> dict[str, Any]:
+    """What the checkpoint says of how KV is to be kept, as compressed-tensors words it."""
+    told = getattr(config, "quantization_config", None)
+    return (told.get("kv_cache_scheme") or {}) if isinstance(told, dict) else {}
+
+
+def _quantized(config: PreTrainedConfig) -> bool:
+    """Whether the weights are: a checkpoint may say that only KV is to be."""
+    told = getattr(config, "quantization_config", None)
+    if not told or not kv_scheme(config):
+        return bool(told)
+    return bool(told.get("config_groups") or told.get("quant_algo"))
 
 
 def head_size(config: PreTrainedConfig) -> int:
@@ -61,8 +85,12 @@ def checkpoint(path: Path) -> Tensors:
 
 
 def complete(config: PreTrainedConfig, tensors: Tensors) -> bool:
-    """Whether ``tensors`` are the weights of a model of ``config``, no more and no less."""
-    return set(tensors) == set(_names(config))
+    """Whether ``tensors`` are the weights of a model of ``config``, no more and no less.
+
+    Scales of attention in FP8 may be there or not.
+    """
+    weights = {name for name in tensors if not ATTENTION_SCALE.fullmatch(name)}
+    return weights == set(_names(config))
 
 
 def _names(config: PreTrainedConfig) -> list[str]:

@@ -21,3 +21,5 @@ class ModelInfo:
     kv_bytes_per_token: int
     sampling_defaults: dict[str, float | int]
     """What generation_config.json sets (temperature, top_p, top_k, min_p, repetition_penalty)."""
+    kv_format: str | None = None
+    """What KV may be shared with: see ``KvGeometry.format``."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,6 +24,9 @@ SCALE_BYTES = 4
 ROOM = 4
 """Automatic sizing stops at this many times what all running requests can hold at once."""
 
+Scales = tuple[tuple[float, float], ...]
+"""What the keys and what the values of each layer are kept divided by, in FP8."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
@@ -35,12 +40,27 @@ class KvGeometry:
     """Heads of queries."""
     code: Code = "none"
     """Whether what is kept is of ``dtype`` or in 8 bits, with a scale a token and head."""
+    scales: Scales | None = None
+    """Static ones: what is kept is float8_e4m3fn, and there is no ``code``."""
+
+    @property
+    def kept(self) -> torch.dtype:
+        """What elements are kept in, where there is no ``code``."""
+        return self.dtype if self.scales is None else torch.float8_e4m3fn
+
+    @property
+    def format(self) -> str:
+        """Says what KV of the same tokens depends on: one of another format is another KV."""
+        if self.scales is None:
+            return f"{self.dtype} {self.code}"
+        packed = b"".join(struct.pack("<2d", *pair) for pair in self.scales)
+        return f"{self.dtype} {self.kept} {hashlib.sha256(packed).hexdigest()}"
 
     @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token in all layers."""
         coded = self.head_dim + SCALE_BYTES
-        vector = self.head_dim * self.dtype.itemsize if self.code == "none" else coded
+        vector = self.head_dim * self.kept.itemsize if self.code == "none" else coded
         return self.layers * 2 * self.kv_heads * vector
 
     def page(self, page_size: int) -> PageForm:
@@ -53,12 +73,15 @@ class KvGeometry:
             page = self.token_bytes // self.layers * page_size
             return (self.layers, num_pages, page), torch.uint8
         page_shape = (2, page_size, self.kv_heads, self.head_dim)
-        return (self.layers, num_pages, *page_shape), self.dtype
+        return (self.layers, num_pages, *page_shape), self.kept
 
 
 def code_of(config: EngineConfig) -> Code:
     """How KV is kept."""
-    return "none" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    wanted = config.kv_cache_dtype
+    if wanted == "auto":
+        return "none"
+    return "fp8_e4m3" if wanted == "fp8" else wanted
 
 
 def page_count(

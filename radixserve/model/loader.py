@@ -43,6 +43,8 @@ class Description:
     max_model_len: int
     eos_token_ids: frozenset[int]
     sampling_defaults: dict[str, float | int]
+    tokenizer: Path | None = None
+    """A directory, as in ``ModelFiles``."""
 
 
 def describe(path: Path, config: EngineConfig) -> Description:

@@ -82,6 +82,20 @@ class Parallel:
         except RuntimeError as error:
             raise LostPeerError(str(error)) from error
 
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest of all ranks' ``values``, each element for itself; they are overwritten.
+
+        Raises:
+            LostPeerError: a rank has gone.
+        """
+        if self.size == 1:
+            return values
+        try:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        except RuntimeError as error:
+            raise LostPeerError(str(error)) from error
+        return values
+
 
 ALONE = Parallel()
 

@@ -48,7 +48,7 @@ class ModelRunner:
         eos_token_ids: Iterable[int] = (),
         parallel: Parallel = ALONE,
     ):
-        described = describe(files.model, config)
+        described = replace(describe(files.model, config), tokenizer=files.tokenizer)
         if parallel.device is not None:
             described = replace(described, device=parallel.device)
         device = described.device
@@ -68,6 +68,7 @@ class ModelRunner:
             backend=model.name,
             kv_bytes_per_token=geometry.token_bytes * parallel.size,
             sampling_defaults=described.sampling_defaults,
+            kv_format=geometry.format,
         )
 
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:

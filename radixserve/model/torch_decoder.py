@@ -85,6 +85,7 @@ class TorchDecoder:
         self._head = loader.head(self._table)
         self._rotations = torch.cat(rotations(config, max_model_len), -1).to(device)
 
+    @torch.inference_mode()
     def logits(self, batch: PagedBatch, backend: AttentionBackend) -> torch.Tensor:
         """Logits, [S, vocabulary], of ``batch.sample_rows``; the KV of all tokens is appended."""
         backend.begin(batch)

@@ -122,7 +122,7 @@ def test_kv_in_float8_through_the_real_wrappers(library: Any, chunk: int):
     each.row([], 40, chunk)
     backend = flashinfer(each, Device(), library=library, kv=coded(each), scales=[scales])
     rounded = Rounded(each.empty())
-    rounded.scales = scales
+    rounded.used = scales
     expected, actual = each.attend([rounded, backend])
     assert backend.kv.dtype == FP8
     torch.testing.assert_close(actual, expected, atol=4e-3, rtol=4e-3)

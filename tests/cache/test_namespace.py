@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from radixserve.cache.namespace import Namespace, client_namespace
+from radixserve.cache.namespace import Namespace, client_namespace, on_engine
 from radixserve.cache.prefix_cache import PrefixCache
 from tests.cache.serving import found, serve
 
@@ -43,6 +43,21 @@ def test_the_key_is_the_same_every_time() -> None:
 def test_a_salt_that_is_no_unicode_is_a_salt_like_any_other() -> None:
     assert client_namespace("\ud800") != client_namespace("\ud801")
     assert client_namespace("") != client_namespace(None) == b""
+
+
+def test_no_client_can_pass_for_another_format_of_kv() -> None:
+    formats = (None, "", "a", "b", "ab")
+    clients = [Namespace(tenant=tenant, salt=salt) for tenant, salt in product(formats, repeat=2)]
+    keys = {on_engine(kv, client.key()) for kv, client in product(formats, clients)}
+    assert len(keys) == len(formats) * len(clients)
+
+
+def test_kv_of_two_formats_is_never_shared() -> None:
+    cache = PrefixCache(64, 4)
+    one, two = (on_engine(kv, client_namespace("salt")) for kv in ("fp8 1", "fp8 2"))
+    serve(cache, range(10), one)
+    assert found(cache, range(10), one) == 10
+    assert found(cache, range(10), two) == 0
 
 
 def test_tenants_share_with_themselves_only() -> None:

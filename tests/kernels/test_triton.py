@@ -177,9 +177,10 @@ def test_halfway_between_two_codes_the_even_one_is_taken_and_next_to_it_the_near
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_are_scaled_and_written_to_their_slots_and_nowhere_else(
-    device: str, dtype: torch.dtype, seed: int
+    device: str, dtype: torch.dtype, ids: torch.dtype, seed: int
 ):
     made = kernels("kv_append")
     dice = random.Random(seed)
@@ -189,7 +190,7 @@ def test_tokens_are_scaled_and_written_to_their_slots_and_nowhere_else(
     fused = fused.to(dtype).to(device)  # q, k and v as one product leaves them: not contiguous
     key, value = (fused[:, at * heads * dim :][:, : heads * dim] for at in (1, 2))
     key, value = key.view(tokens, heads, dim), value.view(tokens, heads, dim)
-    slots = torch.tensor(dice.sample(range(6 * size), tokens), device=device)
+    slots = torch.tensor(dice.sample(range(6 * size), tokens), device=device, dtype=ids)
     kv = garbage((6, 2, size, heads, dim), torch.float8_e4m3fn, device, seed)
     expected = kv.clone()
     append_fp8_in_torch(expected, key, value, slots // size, slots % size, 0.37, 1.7)
@@ -242,7 +243,7 @@ def test_arguments_that_do_not_belong_together_are_refused(fault: str):
     key = torch.zeros(1, 2 if fault == "heads" else 1, 4)
     value = torch.zeros(1, 1, 4, dtype=torch.float16 if fault == "dtypes" else torch.float32)
     zero = torch.zeros(1, dtype=torch.int64)
-    pages = zero.int() if fault == "pages" else zero
+    pages = zero.short() if fault == "pages" else zero
     with pytest.raises(ValueError, match=r"wanted|alike"):
         append_fp8(kv, key, value, pages, zero, key_scale=1.0, value_scale=1.0)
 

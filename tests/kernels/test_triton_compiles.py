@@ -28,8 +28,8 @@ def compile(kernel, kinds, **constants):
 
 for word in ("i64", "i32", "i16", "u8"):
     compile(page_copy._copy, [f"*{word}", "*i32", "i64", "i64", "i32", "i32"], BLOCK=1024)
-for kind in ("fp32", "bf16", "fp16"):
-    sources = ["*u8", f"*{kind}", f"*{kind}", "*i64", "*i64", "fp32", "fp32"]
+for kind, ids in (("fp32", "*i64"), ("bf16", "*i32"), ("fp16", "*i64")):
+    sources = ["*u8", f"*{kind}", f"*{kind}", ids, ids, "fp32", "fp32"]
     compile(kv_append._append, sources + ["i64"] * 5 + ["i32"] * 9, HEAD_DIM=128, BLOCK=1024)
 """
 

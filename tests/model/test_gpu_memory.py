@@ -86,6 +86,14 @@ def test_there_is_an_end_to_how_many_pages_can_be_kept_in_mind():
     assert page_count(EngineConfig(page_size=1), small, CLAIMS) == MOST_PAGES
 
 
+def test_in_fp8_twice_as_many_pages_fill_the_same_bytes():
+    config = EngineConfig(**BIG)
+    static = replace(LLAMA, scales=((0.5, 0.5),) * 32)
+    count = page_count(config, static, CLAIMS)
+    assert count == 2 * pages()
+    assert f"64.00 GiB are {count} KV pages" in arithmetic(config, static, CLAIMS, count)
+
+
 def test_a_number_of_pages_or_bytes_is_taken_as_it_is():
     assert pages(num_pages=77) == 77
     assert pages(kv_memory=10 * PAGE_BYTES + 1) == 10

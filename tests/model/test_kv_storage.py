@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ import torch
 from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
-from radixserve.model.kv_storage import MOST_PAGES, KvGeometry, KvStorage, page_count
+from radixserve.model.kv_storage import (
+    MOST_PAGES,
+    KvGeometry,
+    KvStorage,
+    Scales,
+    page_count,
+)
 from radixserve.model.memory import _cgroup_left, free_memory
 
 SMOLLM = KvGeometry(layers=30, kv_heads=3, head_dim=64, dtype=torch.bfloat16)
@@ -21,6 +28,29 @@ CPU = torch.device("cpu")
 
 def test_a_token_weighs_keys_and_values_in_all_layers():
     assert SMOLLM.token_bytes == 23_040
+
+
+def test_under_static_scales_an_element_is_a_byte_and_the_scales_are_nowhere():
+    static = replace(SMOLLM, scales=((0.5, 0.25),) * 30)
+    assert static.token_bytes == 23_040 / 2
+    kv = KvStorage(static, 3, 16, CPU).kv
+    assert (kv.shape, kv.dtype) == ((30, 3, 2, 16, 3, 64), torch.float8_e4m3fn)
+    assert kv.nbytes == 3 * 16 * static.token_bytes
+
+
+def test_kv_of_another_dtype_code_or_scale_is_of_another_format():
+    static = replace(SMOLLM, scales=((0.5, 0.25),) * 30)
+    others = [
+        SMOLLM,
+        replace(SMOLLM, dtype=torch.float32),
+        replace(SMOLLM, code="int8"),
+        replace(SMOLLM, code="fp8_e4m3"),
+        static,
+        replace(static, scales=(*static.scales[:-1], (0.5, 0.25000003))),
+        replace(static, scales=((0.25, 0.5),) * 30),
+    ]
+    assert len({each.format for each in others}) == len(others)
+    assert replace(static, scales=tuple(static.scales)).format == static.format
 
 
 def test_a_number_of_pages_is_taken_as_it_is():
@@ -72,13 +102,15 @@ def test_a_pool_takes_no_memory_before_it_is_written():
     assert resident() - before < GIB // 10
 
 
-def test_copies_reach_all_layers():
-    storage = KvStorage(SMOLLM, 3, 4, CPU)
-    storage.kv.zero_()
-    storage.kv[:, 2] = 1
+@pytest.mark.parametrize("scales", [None, ((1.0, 1.0),) * 30], ids=["plain", "float8"])
+def test_copies_reach_all_layers(scales: Scales | None):
+    storage = KvStorage(replace(SMOLLM, scales=scales), 3, 4, CPU)
+    bits = storage.kv.view(torch.uint8)
+    bits.zero_()
+    bits[:, 2] = 1
     storage.copy_pages([PageCopy(source=2, target=1, tokens=3)])
-    assert storage.kv[:, 1].eq(1).all()
-    assert storage.kv[:, 0].eq(0).all()
+    assert bits[:, 1].eq(1).all()
+    assert bits[:, 0].eq(0).all()
 
 
 def test_free_memory_is_below_what_is_installed():

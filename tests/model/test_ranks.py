@@ -89,6 +89,19 @@ def test_two_ranks_give_the_tokens_of_one(make: Callable[..., ModelRunner]):
         step(two, PROMPT, 0)
 
 
+def test_two_ranks_keep_fp8_under_scales_that_are_measured_once(
+    make: Callable[..., ModelRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    two = make(tensor_parallel_size=2, kv_cache_dtype="fp8")
+    (_,) = tmp_path.rglob("kv_scales/*.json")
+    assert two.info.kv_bytes_per_token == 3 * 2 * 2 * 16
+    assert two.info.kv_format is not None
+    assert "float8_e4m3fn" in two.info.kv_format
+    found = generate(two)
+    assert found[len(PROMPT)] == found[-1]
+
+
 def test_a_rank_that_is_killed_in_a_step_ends_it_at_once(make: Callable[..., ModelRunner]):
     runner = make(tensor_parallel_size=2)
     [process] = multiprocessing.active_children()
