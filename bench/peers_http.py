@@ -10,10 +10,9 @@ every run draws other token ids, so that each begins cold and what it reuses is 
 
 For each workload the servers first take turns in a closed loop with 32 requests in flight. Then
 requests arrive as a Poisson process, at rising shares of the rate that a server showed in the
-loop, until it does not keep up: it does while answers end at 95 % at least of the rate at which
-requests come, by a line through their moments (``bench.peer.equal``). The highest rate that it
-keeps up with is its saturation, and the p90 time to a first token there the limit. What is told is
-our highest rate that stays within the limit, over the peer's saturation: above 1, radixserve
+loop, until it answers no more of them a second than at a lower rate (``bench.peer.equal``). The
+most that it answers is its saturation, and the p90 time to a first token there the limit. What is
+told is the most that radixserve answers within the limit, over the peer's saturation: above 1, it
 serves more requests at the same first-token time.
 
 A server that cannot be made or fails is left out with a word, and the others go on. What has been

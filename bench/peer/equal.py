@@ -1,68 +1,43 @@
-"""Which rate a server keeps up with, and what another does at the same first-token time."""
+"""How many requests a server answers at most, and how many another does at the same first-token
+time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from statistics import linear_regression
+from collections.abc import Sequence
 from typing import Any
-
-from bench.client import Sample
 
 Numbers = dict[str, Any]
 
-KEEPS = 0.95
-"""Of the offered rate, what has to be completed."""
+RISES = 1.02
+"""By so much more than at any lower rate a server has to answer to count as not saturated yet."""
 
 
-def completed(samples: Iterable[Sample]) -> float | None:
-    """The rate at which answers end over the rate at which requests come; 1 is keeping up.
-
-    It is one over the slope of the moments of completion over those of arrival, by least squares:
-    a time to answer that stays the same does not count, one that grows, as where a queue builds
-    up, does. The first quarter of the requests is left out: the cache fills meanwhile. None of
-    fewer than six requests after that.
-    """
-    ordered = sorted(samples, key=lambda sample: sample.sent)
-    ordered = ordered[len(ordered) // 4 :]
-    if len(ordered) < 6:
-        return None
-    slope = linear_regression([s.sent for s in ordered], [s.last for s in ordered]).slope
-    # Where later ones end before earlier ones nothing can have queued up.
-    return 1 / slope if slope > 0 else 1.0
-
-
-def keeps_up(point: Numbers) -> bool:
-    """Whether a swept rate was kept up with."""
-    return point.get("completed") is not None and point["completed"] >= KEEPS
+def saturated(points: Sequence[Numbers]) -> bool:
+    """Whether the last point, at the highest rate, brought no more answers a second than others."""
+    *lower, last = points
+    return any(last["requests_per_s"] < RISES * point["requests_per_s"] for point in lower)
 
 
 def saturation(points: Sequence[Numbers]) -> Numbers | None:
-    """The highest swept rate that is kept up with, as are all swept rates below it."""
-    best = None
-    for point in sorted(points, key=lambda point: point["rate"]):
-        if not keeps_up(point):
-            break
-        best = point
-    return best
+    """Where a server answered the most requests a second; None of no points."""
+    return max(points, key=lambda point: point["requests_per_s"], default=None)
 
 
 def compare(ours: Sequence[Numbers], peer: Sequence[Numbers]) -> Numbers:
     """Requests a second at the peer's saturation and equal p90 first-token time.
 
-    ``limit`` is the p90 first-token time of the peer at its ``saturation`` (requests a second),
-    ``ours`` our highest swept rate that is kept up with and has a p90 of at most ``limit``, and
-    ``ratio`` the one rate over the other. What cannot be said is None.
+    ``saturation`` is the most that the peer answers a second, ``limit`` its p90 first-token time
+    there, ``ours`` the most that we answer with a p90 of at most ``limit``, and ``ratio`` the one
+    over the other. What cannot be said is None.
     """
     best = saturation(peer)
     if best is None:
         return {"saturation": None, "limit": None, "ours": None, "ratio": None}
-    rates = [
-        point["rate"] for point in ours if keeps_up(point) and point["ttft_p90"] <= best["ttft_p90"]
-    ]
-    most = max(rates, default=None)
+    most = saturation([point for point in ours if point["ttft_p90"] <= best["ttft_p90"]])
+    rate = best["requests_per_s"]
     return {
-        "saturation": best["rate"],
+        "saturation": rate,
         "limit": best["ttft_p90"],
-        "ours": most,
-        "ratio": most / best["rate"] if most else None,
+        "ours": most["requests_per_s"] if most else None,
+        "ratio": most["requests_per_s"] / rate if most else None,
     }

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from bench.client import Connection, Run, drive
 from bench.peer.environments import PeerError
-from bench.peer.equal import completed, keeps_up
+from bench.peer.equal import saturated
 from bench.report import medians, summarize
 from bench.servers import ServerError
 from bench.workloads import Workload, arriving, renamed
@@ -21,8 +21,8 @@ Numbers = dict[str, Any]
 CLOSED = 32
 """Requests in flight in the closed loop, which has twice as many."""
 SPAN = 30.0
-"""Seconds that requests arrive for. Answers take seconds: in a much shorter run nothing can be said
-of whether they keep up with requests."""
+"""Seconds that requests arrive for. Answers take seconds, and the first find an empty cache: a much
+shorter run would be about these."""
 RUN_SECONDS = 300
 KEPT = (
     "requests",
@@ -51,7 +51,7 @@ class Bench:
 
     For each workload ``results["workloads"][name]["closed"][peer]`` are medians with as many
     requests in flight as ``CLOSED``, and ``["rates"][peer]`` is one entry for each of ``shares``
-    of the rate that came of that, in rising order, up to the first that is not kept up with.
+    of the rate that came of that, in rising order, up to the first that brings no more answers.
     ``results["peers"][peer]["error"]`` says in one line why a peer was left out from there on.
     """
 
@@ -117,7 +117,10 @@ class Bench:
                 rates[name].append(point)
             arrive = partial(_arrive, workload, points)
             await self._round(points, f"{share:g} of the closed loop's rate", arrive)
-            upright = [name for name in upright if name in self._running and keeps_up(points[name])]
+            upright = [name for name in upright if self._rises(name, rates[name])]
+
+    def _rises(self, name: str, points: list[Numbers]) -> bool:
+        return name in self._running and not saturated(points)
 
     async def _round(
         self, points: dict[str, Numbers], what: str, make: Callable[[str, int], Workload]
@@ -174,9 +177,7 @@ def numbers(run: Run) -> Numbers:
     if got != wanted:
         raise PeerError(f"{run.server}: {sum(got)} tokens came, and {sum(wanted)} were asked for")
     found = summarize(run)
-    # In a closed loop nothing is offered: the server sets the pace.
-    share = None if run.workload.concurrency else completed(run.samples)
-    return {name: found[name] for name in KEPT} | {"completed": share}
+    return {name: found[name] for name in KEPT}
 
 
 def _arrive(workload: Workload, points: dict[str, Numbers], name: str, repeat: int) -> Workload:

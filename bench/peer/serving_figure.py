@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from bench.peer.equal import keeps_up, saturation
+from bench.peer.equal import saturation
 from bench.peer.served import BY_NAME
 from bench.peer.serving_report import measured
 from bench.plot import COLOURS, panels, save, style
@@ -16,7 +16,7 @@ Numbers = dict[str, Any]
 
 
 def draw(results: Numbers, path: Path) -> Path:
-    """For each workload the p90 first-token time over the rate, and the rates beside each other."""
+    """For each workload the p90 first-token time over what is answered, and the most of it."""
     state = "" if results["status"] == "complete" else f" ({results['status'][:60]})"
     machine = results["machine"]["cpu"]
     title = f"Serving over HTTP: {machine}, {results['threads']} threads{state}"
@@ -31,13 +31,15 @@ def draw(results: Numbers, path: Path) -> Path:
 def _curves(axes: Axes, name: str, entry: Numbers) -> None:
     for colour, (peer, points) in zip(COLOURS, entry["rates"].items(), strict=False):
         found = measured(points)
-        rates = [point["rate"] for point in found]
+        best = saturation(found)
+        rates = [point["requests_per_s"] for point in found]
         times = [point["ttft_p90"] for point in found]
         axes.plot(rates, times, "-", color=colour, linewidth=1, label=BY_NAME[peer].title)
         for point in found:
-            filled = colour if keeps_up(point) else "white"
-            axes.plot(point["rate"], point["ttft_p90"], "o", color=colour, mfc=filled, ms=4)
-    style(axes, title=f"{name}: {entry['scale']}", x="requests a second", y="p90 TTFT, s")
+            filled = colour if point is best else "white"
+            where = (point["requests_per_s"], point["ttft_p90"])
+            axes.plot(*where, "o", color=colour, mfc=filled, ms=4)
+    style(axes, title=f"{name}: {entry['scale']}", x="requests answered a second", y="p90 TTFT, s")
     axes.set_title(axes.get_title(loc="left"), fontsize=7, loc="left")
     if axes.lines:
         axes.set_yscale("log")
@@ -48,15 +50,14 @@ def _bars(axes: Axes, entry: Numbers) -> None:
     places = list(entry["rates"])
     for place, peer in enumerate(places):
         best = saturation(measured(entry["rates"][peer]))
+        most = best["requests_per_s"] if best else 0
         closed = entry["closed"].get(peer, {}).get("requests_per_s") or 0
-        axes.barh(place - 0.2, best["rate"] if best else 0, 0.4, color=COLOURS[0])
+        axes.barh(place - 0.2, most, 0.4, color=COLOURS[0])
         axes.barh(place + 0.2, closed, 0.4, color=COLOURS[4])
         ratio = entry.get("beside", {}).get(peer, {}).get("ratio")
         if ratio:
             text = f" radixserve at its p90 TTFT: {ratio:.2f}x"
-            axes.text(
-                max(best["rate"] if best else 0, closed), place, text, va="center", fontsize=6
-            )
+            axes.text(max(most, closed), place, text, va="center", fontsize=6)
     axes.set_yticks(range(len(places)), [BY_NAME[peer].title for peer in places])
     axes.invert_yaxis()
-    style(axes, title="kept up with (blue), closed loop (grey)", x="requests a second")
+    style(axes, title="at most (blue), closed loop (grey)", x="requests a second")

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.peer.cases import OURS
-from bench.peer.equal import compare, keeps_up
+from bench.peer.equal import compare
 from bench.peer.served import BY_NAME
 
 Numbers = dict[str, Any]
@@ -27,7 +27,7 @@ def finish(results: Numbers) -> None:
 def table(name: str, entry: Numbers) -> Table:
     """One row a server and rate."""
     made = Table(title=f"{name}: {entry['scale']}", title_justify="left")
-    for column in ("", "offered/s", "TTFT p50", "p90", "TPOT p50", "p90", "req/s", "ends/comes"):
+    for column in ("", "offered/s", "TTFT p50", "p90", "TPOT p50", "p90", "req/s"):
         made.add_column(column, justify="right" if column else "left")
     for column in ("reused", "possible"):
         made.add_column(column, justify="right")
@@ -66,9 +66,8 @@ def measured(points: list[Numbers]) -> list[Numbers]:
 
 def _cells(numbers: Numbers) -> list[str]:
     names = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "requests_per_s")
-    ends = f"[{'green' if keeps_up(numbers) else 'red'}]{_number(numbers['completed'])}[/]"
     shares = (f"{numbers[name] or 0:.0%}" for name in ("hit_rate", "hit_rate_theory"))
-    return [*(_number(numbers[name]) for name in names), ends, *shares]
+    return [*(_number(numbers[name]) for name in names), *shares]
 
 
 def _number(value: float | None) -> str:

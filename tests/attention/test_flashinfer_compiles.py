@@ -45,7 +45,8 @@ from flashinfer.jit import activation, attention, cascade, norm, page, rope
 bf16, e4m3, i32 = torch.bfloat16, torch.float8_e4m3fn, torch.int32
 spec = eval(sys.argv[1])
 spec.write_ninja()
-objects = [str(path) for path in spec.get_object_paths()]
+built = [line.split()[1].rstrip(":") for line in open(spec.ninja_path) if line.startswith("build ")]
+objects = [target for target in built if target.endswith(".o")]
 subprocess.run(["ninja", "-f", str(spec.ninja_path), *objects], cwd=spec.build_dir, check=True)
 print(len(objects))
 """
@@ -67,6 +68,8 @@ def test_it_compiles_for_compute_capability_9(kernel: str, tmp_path: Path):
         text=True,
         check=False,
     )
+    if "cublasLt.h: No such file" in made.stdout:
+        pytest.skip("this CUDA toolkit is without the headers of cuBLAS")
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
     objects = list(tmp_path.rglob("*.o"))
     assert objects

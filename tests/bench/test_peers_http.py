@@ -15,7 +15,7 @@ from bench import peers_http
 from bench.client import Connection, Run, Sample
 from bench.peer import llama_server, mains, served, serving, serving_report
 from bench.peer.environments import Models, PeerError
-from bench.peer.equal import compare, completed, saturation
+from bench.peer.equal import compare, saturated, saturation
 from bench.report import summarize
 from bench.servers import Process, Remote, ServerError
 from bench.workloads import (
@@ -34,40 +34,29 @@ def sample(sent: float, last: float) -> Sample:
     return Sample(sent, sent + 0.1, last, prompt=9, output=4, cached=3)
 
 
-def point(rate: float, ttft: float, kept: float | None = 1.0) -> dict[str, Any]:
-    return {"rate": rate, "ttft_p90": ttft, "completed": kept, "runs": [{}]}
+def point(answered: float, ttft: float) -> dict[str, Any]:
+    return {"requests_per_s": answered, "ttft_p90": ttft, "runs": [{}]}
 
 
-def test_a_server_whose_answers_take_the_same_time_throughout_keeps_up() -> None:
-    assert completed([sample(n, n + 7.0) for n in range(12)]) == pytest.approx(1.0)
+def test_a_server_is_saturated_once_a_higher_rate_brings_no_more_answers() -> None:
+    points = [point(4, 0.1)]
+    assert not saturated(points)
+    points.append(point(6, 0.2))
+    assert not saturated(points)
+    points.append(point(6.05, 3.0))
+    assert saturated(points)
+    points[-1] = point(5, 9.0)
+    assert saturated(points)
 
 
-def test_a_server_that_ends_four_while_five_come_completes_four_fifths() -> None:
-    samples = [sample(n / 5, 1 + n / 4) for n in range(40)]
-
-    assert completed(reversed(samples)) == pytest.approx(0.8)
-
-
-def test_the_requests_that_fill_the_cache_do_not_count() -> None:
-    slow_start = [sample(n, n + (9.0 if n < 4 else 1.0)) for n in range(16)]
-
-    assert completed(slow_start) == pytest.approx(1.0)
+def test_saturation_is_where_most_is_answered() -> None:
+    assert saturation([point(4, 0.1), point(6, 0.4), point(5, 9.0)]) == point(6, 0.4)
+    assert saturation([]) is None
 
 
-def test_of_few_requests_nothing_is_said_and_that_is_not_keeping_up() -> None:
-    assert completed([sample(n, n + 1) for n in range(6)]) is None
-    assert saturation([point(1, 0.1, None)]) is None
-
-
-def test_saturation_is_the_highest_rate_below_the_first_that_is_not_kept_up_with() -> None:
-    points = [point(4, 0.4), point(1, 0.1), point(3, 0.3, 0.9), point(2, 0.2, 0.95)]
-
-    assert saturation(points) == point(2, 0.2, 0.95)
-
-
-def test_the_ratio_is_our_highest_rate_within_the_peers_first_token_time_over_its_own() -> None:
-    ours = [point(2, 0.1), point(6, 0.5), point(7, 0.6), point(8, 0.2, 0.5)]
-    peer = [point(1, 0.2), point(2, 0.5), point(4, 9.0, 0.4)]
+def test_the_ratio_is_what_we_answer_within_the_peers_first_token_time_over_its_most() -> None:
+    ours = [point(2, 0.1), point(6, 0.5), point(7, 0.6)]
+    peer = [point(1, 0.2), point(2, 0.5), point(1.9, 9.0)]
 
     assert compare(ours, peer) == {"saturation": 2, "limit": 0.5, "ours": 6, "ratio": 3.0}
 
@@ -198,7 +187,7 @@ async def fake_drive(server: Any, workload: Workload, salt: str, *, quiet: bool)
         free = max(free + 1 / server.rate, each.start)
         run.samples.append(Sample(each.start, free + 0.25, free + 0.5, 9, 4))
         run.prompts.append(each.turns[0].prompt)
-    run.seconds = len(run.samples) / server.rate
+    run.seconds = free + 0.5
     return run
 
 
@@ -222,7 +211,7 @@ def measure(
     steps: list[int] = []
     bench = serving.Bench(
         list(rates), [SMALL], make, results,
-        shares=(0.25, 2.0, 4.0), repeats=2, say=lambda text: None, step=steps.append,
+        shares=(0.25, 2.0, 4.0, 8.0), repeats=2, say=lambda text: None, step=steps.append,
     )  # fmt: skip
     asyncio.run(bench.run())
     serving_report.finish(results)
@@ -230,14 +219,18 @@ def measure(
     return results, log
 
 
-def test_a_rate_that_is_not_kept_up_with_is_a_servers_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_that_brings_no_more_answers_is_a_servers_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     results, _ = measure(monkeypatch, radixserve=8.0, vllm=2.0)
 
     entry = results["workloads"]["shared-prefix"]
-    assert entry["closed"]["vllm"]["requests_per_s"] == pytest.approx(2.0)
-    assert [each["rate"] for each in entry["rates"]["vllm"]] == pytest.approx([0.5, 4.0])
-    assert entry["beside"]["vllm"]["saturation"] == pytest.approx(0.5)
-    assert entry["beside"]["vllm"]["ratio"] == pytest.approx(4.0)
+    assert entry["closed"]["vllm"]["requests_per_s"] == pytest.approx(2.0, rel=0.1)
+    closed = entry["closed"]["vllm"]["requests_per_s"]
+    rates = [each["rate"] / closed for each in entry["rates"]["vllm"]]
+    assert rates == pytest.approx([0.25, 2.0, 4.0])
+    assert entry["beside"]["vllm"]["saturation"] == pytest.approx(2.0, rel=0.1)
+    assert entry["beside"]["vllm"]["ratio"] == pytest.approx(4.0, rel=0.2)
 
 
 def test_one_server_is_awake_at_a_time_and_all_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +260,7 @@ def test_a_server_that_is_missing_or_dies_is_one_line_and_the_others_go_on(
         "server 'vllm' ended with status 1",
     )
     assert results["peers"]["radixserve"]["error"] is None
-    assert len(results["workloads"]["shared-prefix"]["rates"]["radixserve"]) == 2
+    assert len(results["workloads"]["shared-prefix"]["rates"]["radixserve"]) == 3
     assert json.loads(path.read_text()) == results
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
