@@ -44,9 +44,13 @@ class CascadeCost:
         apart = self.read * rows * tokens
         return apart - self.read * tokens - self.compute * rows * tokens - self.row * rows
 
+    def gain(self, level: Iterable[tuple[int, int]]) -> float:
+        """Seconds that runs of (rows, tokens), on one level, save beyond what the level costs."""
+        return sum(self.saved(rows, tokens) for rows, tokens in level) - self.level
+
     def worth(self, level: Iterable[tuple[int, int]]) -> bool:
         """Whether runs of (rows, tokens), on one level, save more than the level costs."""
-        return sum(self.saved(rows, tokens) for rows, tokens in level) > self.level
+        return self.gain(level) > 0
 
 
 def fitted(timer: Timer, sizes: Iterable[tuple[int, int]]) -> CascadeCost:

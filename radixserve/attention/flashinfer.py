@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from radixserve.attention.arrays import PagedBatch
 from radixserve.attention.cascade import ROWS, TOKENS, CascadeCost, measured, sharers
-from radixserve.attention.groups import cascade, shared_runs
+from radixserve.attention.fixed import FixedArrays, FixedStep
+from radixserve.attention.groups import Run, cascade, gain, shared_runs
 from radixserve.attention.staging import CudaDevice, Device, Merge, Shared, Staging, Step, staged
 from radixserve.errors import ConfigError
 from radixserve.kernels.kv_append import append_fp8
@@ -26,6 +28,10 @@ CODED = torch.float8_e4m3fn
 HEAD_DIMS = (64, 128, 256)
 LEAST_WORKSPACE = 384 << 20
 """Bytes: what is documented is too little for large batches, and it does not grow."""
+PIECES = 320
+"""Into so many, two a multiprocessor, FlashInfer cuts contexts at most, and keeps fp32 results."""
+TILE = 128
+"""Query heads of a KV head that a piece is computed for, at most."""
 MERGE_THREADS = 1024
 """FlashInfer merges all heads of a token in one block of threads."""
 ALWAYS = CascadeCost(level=0.0, row=0.0, read=1.0, compute=0.0)
@@ -40,7 +46,7 @@ class FlashInferAttention:
 
     With ``together`` and a ``cost``, decoding rows that share pages read them once for all where
     that pays; parts of a context are then rounded to ``query_dtype`` before they are merged. There
-    is no sliding window here, and nothing captures CUDA graphs.
+    is no sliding window here. CUDA graphs can hold what ``buckets`` makes.
 
     Raises:
         ConfigError: FlashInfer is not installed, or has no kernels for these dtypes and heads.
@@ -73,11 +79,16 @@ class FlashInferAttention:
         self._together = together and heads * self._head_dim // 8 <= MERGE_THREADS
         self._most_tokens = most_tokens
         size = max(LEAST_WORKSPACE, most_tokens * heads * self._head_dim * 16)
+        size = max(size, PIECES * heads // self._kv_heads * TILE * (self._head_dim + 1) * 4)
         self._workspace = self._device.workspace(size)
         counting = self._device.pinned(most_tokens + 1)
         torch.arange(most_tokens + 1, out=counting)
         self._counting = self._device.send(counting)
         self._staging = Staging(self._device)
+        self._workspace_size = size
+        self._tensor_cores = heads // self._kv_heads >= 4 or self._coded
+        self._fixed: FixedStep | None = None
+        self._looked: tuple[PagedBatch, list[list[Run]]] | None = None
         self._forms: dict[tuple[float, float | None], _Form] = {}
         self._step: Step | None = None
 
@@ -89,12 +100,13 @@ class FlashInferAttention:
         """
         if len(batch.token_ids) > self._most_tokens:
             raise ValueError(f"a step of {len(batch.token_ids)} tokens: {self._most_tokens} fit")
-        found = None
-        if self._together and self.cost is not None:
-            levels = shared_runs(batch, self.cost)
-            found = cascade(batch, levels) if levels else None
+        levels = self._levels(batch)
+        found = cascade(batch, levels) if levels else None
         self._staging.wait()
-        self._step = staged(batch, found, self._staging)
+        if self._fixed is None:
+            self._step = staged(batch, found, self._staging)
+        else:
+            self._step = self._fixed.staged(batch, self._staging)
         for form in self._forms.values():
             form.plan(self._step)
         self._staging.close()
@@ -176,6 +188,53 @@ class FlashInferAttention:
             raise RuntimeError("a step begins with begin()")
         return self._step
 
+    def _levels(self, batch: PagedBatch) -> list[list[Run]]:
+        """What rows share and had better read together."""
+        if not self._together or self.cost is None:
+            return []
+        # Whoever asks what is saved begins that very step next, unless it is better in a graph.
+        if self._looked is None or self._looked[0] is not batch:
+            self._looked = batch, shared_runs(batch, self.cost)
+        return self._looked[1]
+
+    def saved(self, batch: PagedBatch) -> float:
+        """Seconds, by ``cost``, that a step of ``batch`` gains by reading once what rows share."""
+        levels = self._levels(batch)
+        if not levels or self.cost is None:
+            return 0.0
+        return len(self.kv) * gain(levels, batch.page_size, self.cost)
+
+    def most_rows(self, rows: int) -> int:
+        """The largest batch, up to ``rows``, that ``buckets`` can be asked for.
+
+        On tensor cores FlashInfer plans a graph for as many tiles of queries as there could be, and
+        the fp32 results of each have their place in the workspace.
+        """
+        if not self._tensor_cores:
+            return rows
+        group = self.heads // self._kv_heads
+        tile = 16 if group <= 16 else TILE
+        row = self.heads * (group + tile) * (self._head_dim + 1) * 4
+        return min(rows, self._workspace_size // row)
+
+    def buckets(self, rows: int, indices: int) -> Callable[[int], FlashInferAttention]:
+        """A function from R, at most ``rows``, to this attention for steps of R decoding rows.
+
+        What that reads is at addresses which never change, so that a CUDA graph can hold its
+        ``append`` and ``run``; ``begin`` stays outside. Rows never read together, and have at most
+        ``indices`` pages in all. All of them share this one's KV, workspace and pinned memory:
+        whoever begins a step of one has let the device finish with the copies of the step before.
+        """
+        memory = FixedArrays(self._device, rows, indices)
+
+        def made(count: int) -> FlashInferAttention:
+            bucket = copy.copy(self)
+            bucket._fixed, bucket._together = memory.of(count), False
+            bucket._forms, bucket._step = {}, None
+            return bucket
+
+        return made
+
     def calibrate(self) -> None:
         """Set ``cost`` to what is measured on this device, now or when it was first used.
 
@@ -230,11 +289,14 @@ class _Form:
         library, workspace = owner._library, owner._workspace
         heads, (kv_heads, head_dim) = owner.heads, owner.kv.shape[-2:]
         paged = library.BatchPrefillWithPagedKVCacheWrapper
+        decode = library.BatchDecodeWithPagedKVCacheWrapper
+        cores = owner._tensor_cores
         # One workspace for all: it is used within a run, and runs follow each other.
-        self.paged, self.shared = paged(workspace, "NHD"), paged(workspace, "NHD")
-        self.decode = library.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_tensor_cores=heads // kv_heads >= 4 or owner._coded
-        )
+        if owner._fixed is None:
+            self.paged, self.shared = paged(workspace, "NHD"), paged(workspace, "NHD")
+            self.decode = decode(workspace, "NHD", use_tensor_cores=cores)
+        else:  # its steps only decode, and share nothing
+            self.decode = owner._fixed.wrapper(decode, workspace, tensor_cores=cores)
         self._head_dim = head_dim
         self._options = {
             "num_qo_heads": heads,

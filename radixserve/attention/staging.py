@@ -40,6 +40,12 @@ class Device(Protocol):
     def send(self, host: torch.Tensor) -> torch.Tensor:
         """A copy of pinned memory on the device, queued; ``host`` must stay as it is until then."""
 
+    def memory(self, count: int) -> torch.Tensor:
+        """int32 [count] on the device, zeros, for as long as there is the tensor."""
+
+    def copy(self, target: torch.Tensor, host: torch.Tensor) -> None:
+        """``send``, into memory of the device that is there already."""
+
     def event(self) -> Event: ...
 
 
@@ -58,6 +64,12 @@ class CudaDevice:
 
     def send(self, host: torch.Tensor) -> torch.Tensor:
         return host.to(self._device, non_blocking=True)
+
+    def memory(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self._device)
+
+    def copy(self, target: torch.Tensor, host: torch.Tensor) -> None:
+        target.copy_(host, non_blocking=True)
 
     def event(self) -> Event:
         return torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -88,16 +100,33 @@ class Staging:
     def load(self, arrays: Sequence[Int32s]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each of ``arrays`` as int32 in pinned memory and on the device. Call ``wait`` before.
 
-        What is in pinned memory is the step's until the next ``load``.
+        What is in pinned memory is the step's until the next ``load`` or ``fill``.
         """
+        host = self._gathered(arrays)
+        sent = self._device.send(host)
+        lengths = [len(each) for each in arrays]
+        return list(zip(torch.split(host, lengths), torch.split(sent, lengths), strict=True))
+
+    def fill(
+        self, target: torch.Tensor, arrays: Sequence[Int32s], kept: Sequence[Int32s]
+    ) -> tuple[torch.Tensor, ...]:
+        """``load`` of ``arrays``, one behind the other, into memory of the device.
+
+        Returns:
+            ``kept`` in pinned memory; those do not go to the device.
+        """
+        host = self._gathered([*arrays, *kept])
+        count = sum(len(each) for each in arrays)
+        self._device.copy(target[:count], host[:count])
+        return torch.split(host[count:], [len(each) for each in kept])
+
+    def _gathered(self, arrays: Sequence[Int32s]) -> torch.Tensor:
         total = sum(len(each) for each in arrays)
         if total > len(self._memory):
             self._memory = self._device.pinned(2 * total)
         host = self._memory[:total]
         np.concatenate(arrays, out=host.numpy(), casting="no")
-        sent = self._device.send(host)
-        lengths = [len(each) for each in arrays]
-        return list(zip(torch.split(host, lengths), torch.split(sent, lengths), strict=True))
+        return host
 
 
 @dataclass(slots=True)
@@ -145,15 +174,15 @@ class Step:
 
 def staged(batch: PagedBatch, found: Cascade | None, staging: Staging) -> Step:
     """The arrays of a step where FlashInfer wants each: pinned, or on the device."""
-    pages, offsets = batch.append_pages.numpy(), batch.append_offsets.numpy().astype(np.int32)
+    pages, offsets, lengths = appended(batch)
     arrays = {
         "qo_indptr": batch.qo_indptr.numpy(),
         "kv_indptr": batch.kv_indptr.numpy() if found is None else found.own_indptr,
         "kv_indices": batch.kv_indices.numpy() if found is None else found.own_indices,
         "last_page_len": batch.last_page_len.numpy(),
-        "append_pages": pages.astype(np.int32),
+        "append_pages": pages,
         "append_offsets": offsets,
-        "append_lengths": offsets + np.int32(1),
+        "append_lengths": lengths,
     }
     if found is not None:
         arrays |= _shared_arrays(found, batch.page_size)
@@ -173,6 +202,12 @@ def staged(batch: PagedBatch, found: Cascade | None, staging: Staging) -> Step:
         append_lengths=device["append_lengths"],
         shared=None if found is None else _shared(found, host, device),
     )
+
+
+def appended(batch: PagedBatch) -> tuple[Int32s, Int32s, Int32s]:
+    """Each new token as the last one of a sequence of a page: the page, its place, the length."""
+    offsets = batch.append_offsets.numpy().astype(np.int32)
+    return batch.append_pages.numpy().astype(np.int32), offsets, offsets + np.int32(1)
 
 
 def _shared_arrays(found: Cascade, page_size: int) -> dict[str, Int32s]:

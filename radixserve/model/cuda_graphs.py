@@ -9,17 +9,23 @@ into buffers that the graph of that bucket reads; attention is planned outside o
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from tqdm import tqdm
 
 from radixserve.attention.arrays import PagedBatch
 from radixserve.attention.backend import AttentionBackend
-from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
-from radixserve.model.execution import Logits
+
+log = logging.getLogger(__name__)
+
+Logits = Callable[[PagedBatch], torch.Tensor]
+"""Appends the KV of a step and returns the logits, [S, vocabulary], of its sampled rows."""
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBackend], torch.Tensor]
 """(token_ids, positions, sample_rows, backend) -> logits, [R, vocabulary].
@@ -37,6 +43,24 @@ called before the copies of the one before have left the host.
 """
 
 STEP = 8
+TRIES = 5
+A_GRAPH = 16 << 20
+"""Bytes that a captured graph holds beside the memory that all share; to be measured on a GPU."""
+MOST_INDICES = 1 << 24
+"""Page ids, 64 MiB of them: more than steps ever have, but for long contexts in tiny pages."""
+
+
+class GraphAttention(Protocol):
+    """Attention that graphs can hold, with a faster way for some steps that they cannot."""
+
+    def most_rows(self, rows: int) -> int:
+        """The largest batch, up to ``rows``, that ``buckets`` can be asked for."""
+
+    def buckets(self, rows: int, indices: int) -> BackendFactory:
+        """For batches of at most ``rows`` rows with ``indices`` pages in all."""
+
+    def saved(self, batch: PagedBatch) -> float:
+        """Seconds that attention takes less where ``batch`` is not run in a graph."""
 
 
 class Event(Protocol):
@@ -69,6 +93,30 @@ class GraphDevice(Protocol):
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """A function that does on the device what ``run`` does; all share one pool of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The largest steps that graphs are captured for."""
+
+    rows: int
+    indices: int
+    """Page ids of all rows together. Rows share pages, so that it can be more than the pool has."""
+    page_size: int
+    row_bytes: int
+    """Of a row of logits."""
+
+    @classmethod
+    def of(cls, rows: int, max_model_len: int, page_size: int, row_bytes: int) -> Room:
+        """For all batches of ``rows`` rows, unless they had more than ``MOST_INDICES`` pages."""
+        longest = -(-max_model_len // page_size)
+        return cls(rows, min(rows * longest, MOST_INDICES), page_size, row_bytes)
+
+    @property
+    def held(self) -> int:
+        """Bytes that graphs hold beside what the layers work in."""
+        logits = 2 * self.rows * self.row_bytes  # where they are computed, and where they are read
+        return logits + 4 * self.indices + A_GRAPH * len(buckets(self.rows))
 
 
 def buckets(largest: int) -> list[int]:
@@ -127,12 +175,12 @@ class _Graph:
 
 
 class GraphedDecode:
-    """Captures ``forward`` for every bucket up to ``largest`` rows, the largest first.
+    """Captures ``forward`` for every bucket of ``room``, the largest first.
 
     Args:
         forward: the model, from token ids to logits.
         backend_factory: attention for each bucket, over the KV pages that are served from.
-        largest: rows; a larger batch is not taken.
+        room: what is larger is not taken.
 
     Raises:
         ConfigError: it cannot be captured; the message says why.
@@ -142,13 +190,11 @@ class GraphedDecode:
         self,
         forward: Forward,
         backend_factory: BackendFactory,
-        *,
-        largest: int,
-        page_size: int,
+        room: Room,
         device: GraphDevice,
     ):
-        self._forward, self._device = forward, device
-        self._largest, self._page_size = largest, page_size
+        self._forward, self._device, self._room = forward, device, room
+        largest = room.rows
         self._host = device.pinned(2 * largest)
         self._inputs = device.memory(2 * largest)
         self._rows = device.memory(largest)
@@ -157,16 +203,20 @@ class GraphedDecode:
         self._logits: torch.Tensor | None = None
         self._graphs: list[_Graph] = []
         # A pool that has served the largest batch has room for every smaller one.
-        for rows in reversed(buckets(largest)):
+        sizes = buckets(largest)[::-1]
+        for rows in tqdm(sizes, desc="Capturing CUDA graphs", unit=" graphs"):
             self._graphs.insert(0, self._capture(rows, backend_factory(rows)))
 
     def takes(self, batch: PagedBatch) -> bool:
-        """Whether every row of ``batch`` computes one token and samples, and they are not too many.
+        """Whether every row of ``batch`` computes one token and samples, and there is room for it.
 
         O(1).
         """
-        rows = len(batch.last_page_len)
-        return rows == len(batch.token_ids) == len(batch.sample_rows) and rows <= self._largest
+        rows, room = len(batch.last_page_len), self._room
+        if not rows == len(batch.token_ids) == len(batch.sample_rows) or rows > room.rows:
+            return False
+        # At worst it is padded up to the largest bucket, with a page a row.
+        return len(batch.kv_indices) + room.rows - rows <= room.indices
 
     def __call__(self, batch: PagedBatch) -> torch.Tensor:
         """Logits, [R, vocabulary], of a batch that it ``takes``; the KV of all rows is appended.
@@ -200,7 +250,7 @@ class GraphedDecode:
             self._logits[:rows].copy_(logits)
 
         try:
-            self._stage(scratch(rows, self._page_size), backend)
+            self._stage(scratch(rows, self._room.page_size), backend)
             self._device.warm(run)
             return _Graph(rows, backend, self._device.capture(run))
         except RuntimeError as error:
@@ -211,23 +261,43 @@ class GraphedDecode:
 
 
 def with_graphs(
-    eager: Logits,
-    forward: Forward,
-    backend_factory: BackendFactory,
-    config: EngineConfig,
-    device: GraphDevice,
+    eager: Logits, forward: Forward, attention: GraphAttention, room: Room, device: GraphDevice
 ) -> Logits:
-    """``eager``, except that steps which only decode run in graphs unless ``enforce_eager``."""
-    if config.enforce_eager:
-        return eager
-    graphed = GraphedDecode(
-        forward,
-        backend_factory,
-        largest=config.max_num_seqs,
-        page_size=config.page_size,
-        device=device,
+    """``eager``, except that steps which only decode run in graphs where that is faster.
+
+    Graphs hold the plain form of attention alone. A step for which ``attention`` has a better one
+    runs without a graph if that saves more time than launching kernel by kernel costs, which is
+    measured here.
+    """
+    room = replace(room, rows=attention.most_rows(room.rows))
+    backends = attention.buckets(room.rows, room.indices)
+    graphed = GraphedDecode(forward, backends, room, device)
+    padding = scratch(room.rows, room.page_size)
+    launching = max(0.0, _seconds(eager, padding, device) - _seconds(graphed, padding, device))
+    log.info(
+        "decoding up to %d rows runs in CUDA graphs: a step takes %.2f ms less",
+        room.rows,
+        1000 * launching,
     )
-    return lambda batch: graphed(batch) if graphed.takes(batch) else eager(batch)
+
+    def logits(batch: PagedBatch) -> torch.Tensor:
+        if graphed.takes(batch) and attention.saved(batch) <= launching:
+            return graphed(batch)
+        return eager(batch)
+
+    return logits
+
+
+def _seconds(logits: Logits, batch: PagedBatch, device: GraphDevice) -> float:
+    """Best of a few steps, from the call to its end on the device."""
+    done, spent = device.event(), []
+    for _ in range(TRIES):
+        begun = time.perf_counter()
+        logits(batch)
+        done.record()
+        done.synchronize()
+        spent.append(time.perf_counter() - begun)
+    return min(spent)
 
 
 class CudaGraphs:

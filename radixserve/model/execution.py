@@ -12,22 +12,19 @@ import torch
 from safetensors import SafetensorError
 
 from radixserve.attention import cpu
-from radixserve.attention.arrays import PagedBatch
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
 from radixserve.kernels.cpu.library import CpuKernels
 from radixserve.model import family, fp8_kv, native, torch_decoder
+from radixserve.model.cuda_graphs import GraphDevice, Logits, Room, with_graphs
 from radixserve.model.kv_storage import KvGeometry, code_of
 from radixserve.model.loader import Description
 from radixserve.model.ops import FlashInferOps, Ops, TorchOps
 from radixserve.model.parallel import ALONE, Parallel, check_size
 
 log = logging.getLogger(__name__)
-
-Logits = Callable[[PagedBatch], torch.Tensor]
-"""Appends the KV of a step and returns the logits, [S, vocabulary], of its sampled rows."""
 
 Attention = Callable[[torch.Tensor, KvGeometry], AttentionBackend]
 """Makes the attention over the memory of a ``KvStorage`` of that geometry, this rank's own."""
@@ -39,9 +36,14 @@ class Executable(Protocol):
     geometry: KvGeometry
     name: str
     """What computes it, for the log and for ``/v1/cache/stats``."""
+    graphs: int
+    """Bytes that its CUDA graphs hold for good; 0 if it has none."""
 
-    def on(self, kv: torch.Tensor) -> Logits:
-        """The model over ``kv``, the memory of a ``KvStorage`` of its geometry."""
+    def on(self, kv: torch.Tensor, graphs: GraphDevice | None = None) -> Logits:
+        """The model over ``kv``, the memory of a ``KvStorage`` of its geometry.
+
+        Where it has graphs and is given a device for them, it captures them now.
+        """
 
 
 def executable(
@@ -86,11 +88,14 @@ def executable(
 class _Native:
     """The whole decoder in native code."""
 
+    graphs = 0
+
     def __init__(self, model: native.NativeModel, geometry: KvGeometry, features: str):
         self._model, self.geometry = model, geometry
         self.name = f"native decoder ({features})"
 
-    def on(self, kv: torch.Tensor) -> Logits:
+    def on(self, kv: torch.Tensor, graphs: GraphDevice | None = None) -> Logits:
+        """See ``Executable.on``."""
         return partial(self._model.logits, kv=kv)
 
 
@@ -131,7 +136,7 @@ def _native(
 
 def _attention(described: Description, config: EngineConfig) -> Attention:
     """FlashInfer's kernels on a GPU, where they have the dtype; else plain torch."""
-    if described.device.type != "cuda" or described.dtype == torch.float32:
+    if not _has_flashinfer(described):
         return lambda kv, geometry: ReferenceAttention(kv, geometry.scales)
     from radixserve.attention.flashinfer import FlashInferAttention
 
@@ -150,8 +155,26 @@ def _attention(described: Description, config: EngineConfig) -> Attention:
     return make
 
 
+def _has_flashinfer(described: Description) -> bool:
+    return described.device.type == "cuda" and described.dtype != torch.float32
+
+
+def graph_room(described: Description, config: EngineConfig, parallel: Parallel) -> Room | None:
+    """What to capture CUDA graphs for; None where every step is told kernel by kernel.
+
+    That is so with several ranks: their sums would be captured too, which nobody has tried.
+    """
+    if config.enforce_eager or parallel.size > 1 or not _has_flashinfer(described):
+        return None
+    row_bytes = described.config.vocab_size * described.dtype.itemsize
+    return Room.of(config.max_num_seqs, described.max_model_len, config.page_size, row_bytes)
+
+
 class _Torch:
-    """The whole decoder in torch; ``attention`` may be any that reads the plain layout of KV."""
+    """The whole decoder in torch; ``attention`` may be any that reads the plain layout of KV.
+
+    With ``room`` it decodes in CUDA graphs, if ``attention`` makes FlashInfer's.
+    """
 
     def __init__(
         self,
@@ -159,12 +182,22 @@ class _Torch:
         geometry: KvGeometry,
         attention: Attention,
         name: str,
+        room: Room | None,
     ):
         self._decoder, self.geometry, self._attention = decoder, geometry, attention
-        self.name = name
+        self.name, self._room = name, room
+        self.graphs = 0 if room is None else room.held
 
-    def on(self, kv: torch.Tensor) -> Logits:
-        return partial(self._decoder.logits, backend=self._attention(kv, self.geometry))
+    def on(self, kv: torch.Tensor, graphs: GraphDevice | None = None) -> Logits:
+        """See ``Executable.on``."""
+        attention = self._attention(kv, self.geometry)
+        eager = partial(self._decoder.logits, backend=attention)
+        if self._room is None or graphs is None:
+            return eager
+        from radixserve.attention.flashinfer import FlashInferAttention
+
+        assert isinstance(attention, FlashInferAttention)
+        return with_graphs(eager, self._decoder.forward, attention, self._room, graphs)
 
 
 def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> _Torch | None:
@@ -200,8 +233,10 @@ def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> 
         scales = scales or fp8_kv.measured(described, decoder, geometry, parallel)
         geometry = replace(geometry, scales=scales)
     ranks = f", {parallel.size} ranks" if parallel.size > 1 else ""
-    name = f"torch decoder ({described.device.type}{ranks})"
-    return _Torch(decoder, geometry, _attention(described, config), name)
+    room = graph_room(described, config, parallel)
+    graphs = "" if room is None else ", CUDA graphs"
+    name = f"torch decoder ({described.device.type}{ranks}{graphs})"
+    return _Torch(decoder, geometry, _attention(described, config), name, room)
 
 
 def _check_plain(config: EngineConfig) -> None:
@@ -215,7 +250,7 @@ def _check_plain(config: EngineConfig) -> None:
 
 
 def _ops(described: Description) -> Ops:
-    if described.device.type != "cuda" or described.dtype == torch.float32:
+    if not _has_flashinfer(described):
         return TorchOps()
     try:
         return FlashInferOps()

@@ -15,7 +15,6 @@ import torch
 from radixserve.attention.arrays import paged_batch
 from radixserve.config import MOST_OF_A_GPU, EngineConfig
 from radixserve.errors import ConfigError
-from radixserve.model.cuda_graphs import buckets
 from radixserve.model.execution import Executable
 from radixserve.model.kv_storage import MOST_PAGES, KvGeometry, KvStorage
 from radixserve.model.sampler import sample
@@ -29,8 +28,6 @@ FEWEST_PAGES = 2
 GIB = 1 << 30
 DRIVER = 2 * GIB
 """More than a driver and a CUDA context hold: beyond it there is somebody else."""
-A_GRAPH = 16 << 20
-"""Bytes that a captured graph holds beside the memory that all share; to be measured on a GPU."""
 
 Step = Callable[[], object]
 
@@ -185,17 +182,18 @@ class GpuSizing:
                 memory.name,
             )
 
-    def pages(self, geometry: KvGeometry, prepare: Callable[[], Step]) -> int:
+    def pages(self, geometry: KvGeometry, prepare: Callable[[], Step], graphs: int) -> int:
         """How many pages of ``geometry`` fit; see ``page_count``.
 
-        ``prepare`` allocates what the largest step needs and stays, and returns that step.
+        ``prepare`` allocates what the largest step needs and stays, and returns that step;
+        ``graphs`` is what CUDA graphs hold for good, in bytes, 0 where there are none.
         """
-        claims = self.measure(prepare)
+        claims = self.measure(prepare, graphs)
         pages = page_count(self._config, geometry, claims)
         log.info("%s", arithmetic(self._config, geometry, claims, pages))
         return pages
 
-    def measure(self, prepare: Callable[[], Step]) -> Claims:
+    def measure(self, prepare: Callable[[], Step], graphs: int) -> Claims:
         """Run the largest step once, and see what it takes."""
         memory = self._memory
         memory.trim()
@@ -219,7 +217,7 @@ class GpuSizing:
             weights=weights,
             workspace=ready - weights + outside,
             activations=activations,
-            graphs=self._graphs(activations),
+            graphs=self._graphs(activations, graphs),
         )
 
     @contextmanager
@@ -238,13 +236,12 @@ class GpuSizing:
         free, total = self._memory.whole()
         return total - free - self._memory.reserved()
 
-    def _graphs(self, activations: int) -> int:
+    def _graphs(self, activations: int, held: int) -> int:
         """All graphs work in the memory of the largest, whose rows compute a token each."""
-        config = self._config
-        if config.enforce_eager:
+        if not held:
             return 0
-        share = config.max_num_seqs / config.max_num_batched_tokens
-        return int(activations * share) + A_GRAPH * len(buckets(config.max_num_seqs))
+        share = self._config.max_num_seqs / self._config.max_num_batched_tokens
+        return int(activations * share) + held
 
 
 class CudaMemory:

@@ -11,6 +11,7 @@ import torch
 from radixserve.attention.arrays import PagedBatch, paged_batch
 from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
+from radixserve.model.cuda_graphs import CudaGraphs
 from radixserve.model.execution import Executable, executable
 from radixserve.model.facts import gpu_facts, reach_tools
 from radixserve.model.gpu_memory import CudaMemory, GpuSizing, rehearsal
@@ -57,7 +58,7 @@ class ModelRunner:
         num_pages = parallel.smallest(num_pages)
         geometry = model.geometry
         self._storage = KvStorage(geometry, num_pages, config.page_size, device)
-        self._logits = model.on(self._storage.kv)
+        self._logits = model.on(self._storage.kv, CudaGraphs(device) if model.graphs else None)
         log.info("%s; %d KV pages of %d tokens", model.name, num_pages - 1, config.page_size)
         self.info = ModelInfo(
             vocab_size=described.config.vocab_size,
@@ -114,4 +115,4 @@ def _on_gpu(
     with sizing.explained("the model", "serve a smaller one, or free what others hold"):
         model = executable(described, config, parallel)
     prepare = rehearsal(model, config, described.max_model_len, described.device)
-    return model, sizing.pages(model.geometry, prepare)
+    return model, sizing.pages(model.geometry, prepare, model.graphs)

@@ -22,8 +22,8 @@ from radixserve.errors import ConfigError, ModelError
 from radixserve.kernels.cpu.library import CpuKernels
 from radixserve.kernels.cpu.weights import DTYPES, PageForm, check_heads
 from radixserve.model import survey
+from radixserve.model.cuda_graphs import GraphDevice, Logits
 from radixserve.model.decoder import Decoder
-from radixserve.model.execution import Logits
 from radixserve.model.kv_storage import KvGeometry, KvStorage, code_of
 from radixserve.model.loader import Description, first_line
 from radixserve.model.transformers_attention import NAME
@@ -34,6 +34,8 @@ BUFFERS = ("inv_freq", "attn.bias", "attn.masked_bias")
 
 class TransformersModel:
     """Transformers' own model, whose attention is ours."""
+
+    graphs = 0
 
     def __init__(
         self, described: Description, config: EngineConfig, kernels: CpuKernels | None, threads: int
@@ -57,7 +59,8 @@ class TransformersModel:
         backend = self._attention(trial.kv, geometry.page(survey.PAGE))
         survey.self_check(self._decoder, backend, described.max_model_len)
 
-    def on(self, kv: torch.Tensor) -> Logits:
+    def on(self, kv: torch.Tensor, graphs: GraphDevice | None = None) -> Logits:
+        """See ``Executable.on``."""
         backend = self._attention(kv, self.geometry.page(self._page_size))
         return partial(self._decoder.logits, backend=backend)
 

@@ -7,14 +7,14 @@ the very arrays that they are given.
 from __future__ import annotations
 
 import functools
-import math
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tests.attention.fake_device import FakeDevice, RaceError
+from tests.attention.fake_kernels import Fixed, Planned, attend, merge, tiles_bytes
 
 
 def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,28 +31,15 @@ def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@dataclass
-class Planned:
-    qo_indptr: torch.Tensor
-    kv_indptr: torch.Tensor
-    last_page_len: torch.Tensor
-    indices: torch.Tensor
-    indices_then: torch.Tensor
-    heads: tuple[int, int, int, int]
-    """Of queries, of KV, their elements; page size."""
-    causal: bool
-    scale: float
-    soft_cap: float
-    dtypes: tuple[torch.dtype, torch.dtype]
-
-
 class _Wrapper:
     library: FakeFlashInfer
     planned: Planned | None = None
+    fixed: Fixed | None = None
 
     def _begin(self, workspace: torch.Tensor, kv_layout: str) -> None:
         assert kv_layout == "NHD"
         assert workspace.dtype == torch.uint8
+        self._workspace = workspace
         self._staging = self.library.device.pinned(1)
 
     def _plan(
@@ -71,6 +58,12 @@ class _Wrapper:
             assert each.dtype == torch.int32
             assert each.ndim == 1
             assert each.is_contiguous()
+        if self.fixed is not None:
+            rows = len(self.fixed.last_page_len)
+            if len(last_page_len) != rows:
+                raise ValueError("The batch size should be fixed in cudagraph mode")
+            if len(indices) > len(self.fixed.indices):
+                raise ValueError("The size of indices should be less than the allocated buffer")
         if qo_indptr is None:
             qo_indptr = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
         for indptr in (qo_indptr, kv_indptr):
@@ -81,11 +74,31 @@ class _Wrapper:
         assert ((last_page_len >= 1) & (last_page_len <= page_size)).all()
         if device.stream.reads(self._staging):
             raise RaceError("planned again while the plan before is still copied")
-        self._staging += 1
-        for each in (self._staging, *host):
-            device.stream.copy(each)
+        if self.fixed is None:
+            self._staging += 1
+            for each in (self._staging, *host):
+                device.stream.copy(each)
+        else:
+            self._plan_fixed(self.fixed, kv_indptr, indices, last_page_len)
         copies = [each.clone() for each in (qo_indptr, kv_indptr, last_page_len)]
-        self.planned = Planned(*copies, indices, indices.clone(), **how)
+        tokens = int(qo_indptr[-1])
+        self.planned = Planned(tokens, *copies, indices, indices.clone(), **how)
+
+    def _plan_fixed(
+        self,
+        fixed: Fixed,
+        kv_indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+    ) -> None:
+        stream = self.library.device.stream
+        assert fixed.plan is not None, "the workspace for plans is 8 MiB a wrapper"
+        stream.copy(kv_indptr, fixed.indptr)
+        stream.copy(last_page_len, fixed.last_page_len)
+        stream.give(lambda: fixed.indices[: len(indices)].copy_(indices), fills=True)
+        size = len(kv_indptr) + 1
+        self._staging[0], self._staging[1:size] = fixed.number, kv_indptr
+        stream.copy(self._staging[:size], fixed.plan[:size])
 
     def _run(
         self,
@@ -101,64 +114,28 @@ class _Wrapper:
         heads, kv_heads, head_dim, page_size = plan.heads
         assert kv.shape[1:] == (2, page_size, kv_heads, head_dim)
         assert (query.dtype, kv.dtype) == plan.dtypes
-        assert query.shape == (int(plan.qo_indptr[-1]), heads, head_dim)
+        assert query.shape == (plan.tokens, heads, head_dim)
         assert query.is_contiguous()
         for scale in (k_scale, v_scale):
             assert scale is None or type(scale) is float
         result = torch.empty_like(query) if out is None else out
         assert (result.shape, result.dtype) == (query.shape, query.dtype)
         lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+        fixed = self.fixed
+
+        def kernel() -> None:
+            if fixed is None:
+                assert torch.equal(plan.indices, plan.indices_then), "indices were overwritten"
+                arrays = (plan.qo_indptr, plan.kv_indptr, plan.indices, plan.last_page_len)
+            else:
+                arrays = fixed.arrays()
+            scale = plan.scale * (k_scale or 1.0)
+            attend(query, kv, *arrays, plan.causal, scale, plan.soft_cap, result, lse)
+            result.mul_(v_scale or 1.0)
+
         if query.device.type != "meta":
-            assert torch.equal(plan.indices, plan.indices_then), "planned indices were overwritten"
-            self._attend(plan, query, kv, k_scale or 1.0, result, lse)
-            result *= v_scale or 1.0
+            self.library.device.stream.launch(kernel)
         return (result, lse) if return_lse else result
-
-    @staticmethod
-    def _attend(
-        plan: Planned,
-        query: torch.Tensor,
-        kv: torch.Tensor,
-        k_scale: float,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
-        scale, soft_cap = plan.scale * k_scale, plan.soft_cap
-        arrays = (plan.qo_indptr, plan.kv_indptr, plan.indices, plan.last_page_len)
-        attend(query, kv, *arrays, plan.causal, scale, soft_cap, out, lse)
-
-
-def attend(
-    query: torch.Tensor,
-    kv: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    indices: torch.Tensor,
-    last_page_len: torch.Tensor,
-    causal: bool,
-    scale: float,
-    soft_cap: float,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-) -> None:
-    """Attention, row by row in fp32, and its log-sum-exp to base 2."""
-    qo, pages = qo_indptr.tolist(), kv_indptr.tolist()
-    for row, last in enumerate(last_page_len.tolist()):
-        mine = slice(qo[row], qo[row + 1])
-        chosen = kv[indices[pages[row] : pages[row + 1]].long()]
-        seen = (len(chosen) - 1) * kv.shape[2] + last
-        key, value = (chosen[:, part].flatten(0, 1)[:seen].float() for part in (0, 1))
-        sharers = query.shape[1] // kv.shape[3]
-        key, value = (each.repeat_interleave(sharers, 1) for each in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query[mine].float(), key) * scale
-        if soft_cap > 0:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        if causal:
-            count = mine.stop - mine.start
-            last_seen = torch.arange(count)[:, None] + seen - count
-            scores = scores.masked_fill(torch.arange(seen) > last_seen, -math.inf)
-        out[mine] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).to(out.dtype)
-        lse[mine] = (scores.logsumexp(-1) / math.log(2)).T
 
 
 class _Decode(_Wrapper):
@@ -177,6 +154,31 @@ class _Decode(_Wrapper):
     ) -> None:
         self._begin(float_workspace_buffer, kv_layout)
         self.use_tensor_cores = use_tensor_cores
+        if not use_cuda_graph:
+            return
+        indptr, indices = paged_kv_indptr_buffer, paged_kv_indices_buffer
+        last_page_len = paged_kv_last_page_len_buffer
+        assert indptr is not None
+        assert indices is not None
+        assert last_page_len is not None
+        assert len(indptr) == len(last_page_len) + 1
+        for each in (indptr, indices, last_page_len):
+            assert self.library.device.holds(each), "must be on the device"
+            assert (each.dtype, each.ndim, each.stride(0)) == (torch.int32, 1, 1)
+        self.fixed = Fixed(next(self.library.numbers), indptr, indices, last_page_len)
+
+    @recorded
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor
+    ) -> None:
+        assert self.fixed is not None
+        assert self.library.device.holds(int_workspace_buffer), "must be on the device"
+        for each in (float_workspace_buffer, int_workspace_buffer):
+            assert each.dtype == torch.uint8
+        assert int_workspace_buffer.storage_offset() == 0, "must be aligned"
+        self._workspace = float_workspace_buffer
+        self.fixed.plan = int_workspace_buffer.view(torch.int32)
+        self._staging = self.library.device.pinned(len(self.fixed.plan))
 
     @recorded
     def plan(
@@ -200,6 +202,9 @@ class _Decode(_Wrapper):
         rope_theta: float | None = None,
         non_blocking: bool = True,
     ) -> None:
+        if self.fixed is not None and self.use_tensor_cores:
+            needed = tiles_bytes(len(last_page_len), num_qo_heads, num_kv_heads, head_dim)
+            assert needed <= self._workspace.numel(), "Buffer overflow when allocating memory"
         self._plan(
             None,
             indptr,
@@ -300,6 +305,7 @@ class FakeFlashInfer:
 
     def __init__(self, device: FakeDevice) -> None:
         self.library, self.device = self, device
+        self.numbers = itertools.count(1)
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         mine = {"library": self}
         decode, paged = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
@@ -335,15 +341,18 @@ class FakeFlashInfer:
             assert each.dtype == paged_kv_cache.dtype
             assert each.shape == (tokens, *paged_kv_cache.shape[3:])
             assert each.stride(-1) == 1
-        if paged_kv_cache.device.type == "meta":
-            return
-        assert kv_indptr[-1] == len(kv_indices)
-        lengths = (kv_indptr.diff() - 1) * page_size + kv_last_page_len
-        assert ((kv_last_page_len >= 1) & (kv_last_page_len <= page_size)).all()
-        assert (positions < lengths[batch_indices]).all(), "the new tokens belong to the lengths"
-        pages = kv_indices[kv_indptr[batch_indices] + positions // page_size]
-        paged_kv_cache[pages, 0, positions % page_size] = append_key
-        paged_kv_cache[pages, 1, positions % page_size] = append_value
+
+        def kernel() -> None:
+            assert kv_indptr[-1] == len(kv_indices)
+            lengths = (kv_indptr.diff() - 1) * page_size + kv_last_page_len
+            assert ((kv_last_page_len >= 1) & (kv_last_page_len <= page_size)).all()
+            assert (positions < lengths[batch_indices]).all(), "new tokens belong to the lengths"
+            pages = kv_indices[kv_indptr[batch_indices] + positions // page_size]
+            paged_kv_cache[pages, 0, positions % page_size] = append_key
+            paged_kv_cache[pages, 1, positions % page_size] = append_value
+
+        if paged_kv_cache.device.type != "meta":
+            self.device.stream.launch(kernel)
 
     @recorded
     def merge_state_in_place(
@@ -368,21 +377,4 @@ class FakeFlashInfer:
             assert mask.dtype == torch.uint8
             assert self.device.holds(mask)
         if v.device.type != "meta":
-            merge(v, s, v_other, s_other, mask)
-
-
-def merge(
-    v: torch.Tensor,
-    s: torch.Tensor,
-    v_other: torch.Tensor,
-    s_other: torch.Tensor,
-    mask: torch.Tensor | None,
-) -> None:
-    """Log-sum-exp to base 2, in place; where ``mask`` is 0 the other is not even read."""
-    chosen = slice(None) if mask is None else mask.bool()
-    most = torch.maximum(s[chosen], s_other[chosen])
-    mine, others = torch.exp2(s[chosen] - most), torch.exp2(s_other[chosen] - most)
-    total = mine + others
-    sums = v[chosen].float() * mine[..., None] + v_other[chosen].float() * others[..., None]
-    v[chosen] = (sums / total[..., None]).to(v.dtype)
-    s[chosen] = torch.log2(total) + most
+            self.device.stream.launch(lambda: merge(v, s, v_other, s_other, mask))

@@ -15,7 +15,8 @@ from radixserve.attention.reference import ReferenceAttention
 from radixserve.errors import ConfigError
 from radixserve.scheduling.plan import StepPlan
 from tests.attention.fake_device import FakeDevice
-from tests.attention.fake_flashinfer import FakeFlashInfer, attend, merge
+from tests.attention.fake_flashinfer import FakeFlashInfer
+from tests.attention.fake_kernels import attend, merge
 from tests.attention.test_cpu import LAYER, World
 
 TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -128,6 +128,9 @@ def test_every_call_that_is_made_binds_to_the_real_signatures():
         each.row([], 40, new)
         backend = flashinfer(each, kv=coded(each) if scaled else None)
         each.attend([backend], soft_cap=2.0)
+        bucket = backend.buckets(3, 100)(3)
+        bucket.begin(paged_batch(StepPlan(1, each.rows[:2] + each.rows[:1]), 16))
+        bucket.run(LAYER, each.random(3, each.heads, each.dim), scale=1.0, soft_cap=2.0)
         for name, args, kwargs in backend._library.calls:
             me = (None,) if "." in name else ()
             inspect.signature(function_of(library, name)).bind(*me, *args, **kwargs)
@@ -136,13 +139,16 @@ def test_every_call_that_is_made_binds_to_the_real_signatures():
     assert bound == {f"{each}.{method}" for each in (DECODE, PAGED) for method in methods} | {
         "append_paged_kv_cache",
         "merge_state_in_place",
+        f"{DECODE}.reset_workspace_buffer",
     }
 
 
 def test_the_stand_in_has_the_real_parameters_with_their_defaults():
     library = real()
     fake = FakeFlashInfer(FakeDevice())
-    names = [f"{each}.{method}" for each in (DECODE, PAGED) for method in ("plan", "run")]
+    methods = ("__init__", "plan", "run")
+    names = [f"{each}.{method}" for each in (DECODE, PAGED) for method in methods]
+    names.append(f"{DECODE}.reset_workspace_buffer")
     for name in (*names, "append_paged_kv_cache", "merge_state_in_place"):
         theirs = inspect.signature(function_of(library, name)).parameters
         for parameter in inspect.signature(function_of(fake, name)).parameters.values():

@@ -6,6 +6,7 @@ is thus checked without a GPU.
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from radixserve.attention.reference import ReferenceAttention
+from tests.attention.decoding import decoding_rows, step
 from tests.attention.fake_device import FakeDevice
-from tests.attention.fake_flashinfer import attend, merge
+from tests.attention.fake_kernels import attend, merge
 from tests.attention.test_flashinfer import FP8, Rounded, coded, flashinfer, world
 
 KNOWN = ("0.6.13",)
@@ -110,6 +112,34 @@ def test_steps_through_the_real_wrappers(
         backend = flashinfer(each, Device(), library=library)
         expected, actual = each.attend([ReferenceAttention(each.empty()), backend], soft_cap)
         torch.testing.assert_close(actual, expected, atol=3e-3, rtol=3e-3)
+
+
+@pytest.mark.parametrize("heads", [6, 8])
+def test_buckets_through_the_real_wrappers(library: Any, heads: int):
+    device, each, chance = Device(), world(16, heads=heads), random.Random(3)
+    kv = each.random(2, 60, 2, 16, each.kv_heads, each.dim)
+    reference = ReferenceAttention(kv.clone())
+    backend = flashinfer(each, device, library=library, kv=kv)
+    factory = backend.buckets(5, 40)
+    buckets = [factory(rows) for rows in (5, 2)] * 5
+    for bucket in buckets:
+        assert bucket._fixed is not None
+        rows = bucket._fixed.rows
+        batch = step(decoding_rows(chance, rows, page_size=16, pages=60, longest=100), 16)
+        key, value = (each.random(rows, each.kv_heads, each.dim) for _ in range(2))
+        query = each.random(rows, heads, each.dim)
+        outputs = []
+        for attention in (reference, bucket):
+            attention.begin(batch)
+            device.stream.finish()
+            attention.append(1, key, value)
+            outputs.append(attention.run(1, query, scale=0.125))
+        torch.testing.assert_close(outputs[1], outputs[0], atol=3e-3, rtol=3e-3)
+    assert torch.equal(kv, reference.kv)
+    wrapper = buckets[0]._forms[0.125, None].decode
+    assert wrapper.is_cuda_graph_enabled
+    assert wrapper._paged_kv_indices_buf.data_ptr() == buckets[0]._fixed.arrays[15:].data_ptr()
+    assert len(wrapper._int_workspace_buffer) == len(wrapper._pin_memory_int_workspace_buffer)
 
 
 @pytest.mark.parametrize("chunk", [1, 25])

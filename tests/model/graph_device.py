@@ -9,21 +9,8 @@ import torch
 
 from radixserve.attention.arrays import PagedBatch
 from radixserve.attention.backend import AttentionBackend
-
-
-class RaceError(AssertionError):
-    """The host touched what the device had still to read."""
-
-
-class FakeEvent:
-    def __init__(self, device: FakeDevice):
-        self._device, self._place = device, 0
-
-    def record(self) -> None:
-        self._place = self._device.given
-
-    def synchronize(self) -> None:
-        self._device.run_to(self._place)
+from tests.attention.fake_device import FakeEvent, RaceError, Stream
+from tests.attention.fake_graph import Capture
 
 
 class FakeDevice:
@@ -33,8 +20,7 @@ class FakeDevice:
     """
 
     def __init__(self) -> None:
-        self._queue: list[tuple[int, Callable[[], None]]] = []
-        self.given = 0
+        self.stream = Stream()
         self.done: list[str] = []
         """What happened, in order: ``warm``, ``capture``, ``copy``, ``replay``."""
         self.allocated = 0
@@ -48,17 +34,11 @@ class FakeDevice:
         return torch.zeros(size, dtype=torch.int64)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        as_given = source.clone()
-
-        def run() -> None:
-            if not torch.equal(source, as_given):
-                raise RaceError("pinned memory was overwritten before it was copied")
-            target.copy_(source)
-
-        self.enqueue("copy", run)
+        self.stream.copy(source, target)
+        self.stream.give(lambda: self.done.append("copy"))
 
     def event(self) -> FakeEvent:
-        return FakeEvent(self)
+        return FakeEvent(self.stream)
 
     def warm(self, run: Callable[[], None]) -> None:
         self.enqueue("warm", run)
@@ -69,15 +49,21 @@ class FakeDevice:
         return partial(self.enqueue, "replay", run)
 
     def enqueue(self, kind: str, run: Callable[[], None]) -> None:
-        self.given += 1
-        self._queue.append((self.given, lambda: (self.done.append(kind), run())[1]))
-
-    def run_to(self, place: int) -> None:
-        while self._queue and self._queue[0][0] <= place:
-            self._queue.pop(0)[1]()
+        self.stream.give(lambda: (self.done.append(kind), run())[1])
 
     def finish(self) -> None:
-        self.run_to(self.given)
+        self.stream.finish()
+
+
+class GraphDevice(FakeDevice):
+    """One whose graphs hold operations on memory, as those of a GPU do, and no Python."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.done.append("capture")
+        captured = Capture()
+        with captured:
+            run()
+        return partial(self.enqueue, "replay", captured.replay)
 
 
 class QueuedBackend:

@@ -10,11 +10,14 @@ import torch
 
 from radixserve.attention.arrays import PagedBatch, paged_batch
 from radixserve.attention.reference import ReferenceAttention
-from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.model.cuda_graphs import (
+    A_GRAPH,
+    MOST_INDICES,
+    BackendFactory,
     CudaGraphs,
     GraphedDecode,
+    Room,
     buckets,
     pad,
     scratch,
@@ -44,6 +47,10 @@ def decoding(*contexts: int, token: int = 7) -> PagedBatch:
     return paged_batch(StepPlan(1, rows, decoding=len(rows)), PAGE)
 
 
+def room(rows: int, indices: int = 1000) -> Room:
+    return Room(rows, indices, PAGE, row_bytes=512)
+
+
 class Setup:
     """A tiny model that decodes in graphs on a fake device."""
 
@@ -60,9 +67,8 @@ class Setup:
                 ids, positions, keep, PagedStep(backend)
             ),
             self.backend,
-            largest=largest,
-            page_size=PAGE,
-            device=self.device,
+            room(largest),
+            self.device,
         )
 
     def backend(self, rows: int) -> QueuedBackend:
@@ -151,6 +157,26 @@ def test_only_steps_in_which_every_row_decodes_are_taken(setup: Setup):
     assert not takes(pad(decoding(3), LARGEST + 1))
 
 
+def test_what_has_more_pages_than_there_is_room_for_is_not_taken():
+    takes = GraphedDecode.takes
+    graphed = GraphedDecode.__new__(GraphedDecode)
+    for batch, needed in ((decoding(9, 4), 3 + 1 + 2), (decoding(9, 4, 4, 4), 3 + 3)):
+        graphed._room = room(4, indices=needed)
+        assert takes(graphed, batch)
+        graphed._room = room(4, indices=needed - 1)
+        assert not takes(graphed, batch)
+
+
+def test_there_is_room_for_rows_of_the_longest_contexts_whatever_pages_they_share():
+    assert Room.of(64, 100, 16, 2).indices == 64 * 7
+    assert Room.of(64, 96, 16, 2).indices == 64 * 6
+    assert Room.of(1024, 1 << 20, 1, 2).indices == MOST_INDICES
+
+
+def test_graphs_hold_logits_twice_the_page_ids_and_something_each():
+    assert Room(27, 1000, 16, row_bytes=512).held == 2 * 27 * 512 + 4000 + 7 * A_GRAPH
+
+
 @pytest.mark.parametrize("contexts", [(9,), (9, 4), (1, 2, 3), (16, 5, 8, 1, 11), (3,) * 8])
 def test_logits_and_pages_are_those_without_graphs(setup: Setup, contexts: tuple[int, ...]):
     setup.kv[:, 0] = torch.nan  # what padded rows leave there concerns nobody
@@ -201,13 +227,9 @@ def test_a_step_allocates_no_buffer_and_gives_attention_the_padded_arrays(setup:
 
 
 def test_who_does_not_wait_for_the_copies_is_found_out():
-    class Deaf(FakeEvent):
-        def synchronize(self) -> None:
-            pass
-
     class DeafDevice(FakeDevice):
         def event(self) -> FakeEvent:
-            return Deaf(self)
+            return FakeEvent(self.stream, deaf=True)
 
     setup = Setup(DeafDevice(), largest=1)
     setup.graphed(decoding(9))
@@ -228,14 +250,50 @@ def test_a_model_that_cannot_be_captured_is_refused_with_the_way_out():
         Setup(Refusing(), largest=3)
 
 
-def test_graphs_take_what_decodes_and_nothing_when_turned_off(setup: Setup):
-    eager, forward = (lambda batch: torch.tensor(1)), (lambda ids, *_: torch.zeros(len(ids), 3))
-    config = EngineConfig(max_num_seqs=2, page_size=PAGE)
-    chosen = with_graphs(eager, forward, setup.backend, config, setup.device)
-    assert chosen(decoding(9, 4)).shape == (2, 3)
-    assert chosen(decoding(9, 4, 4)).shape == ()
-    off = EngineConfig(max_num_seqs=2, page_size=PAGE, enforce_eager=True)
-    assert with_graphs(eager, forward, setup.backend, off, setup.device) is eager
+class Attention:
+    """Which says how much it saves outside of graphs."""
+
+    seconds = 0.0
+
+    def __init__(self, backends: BackendFactory):
+        self._backends = backends
+
+    def most_rows(self, rows: int) -> int:
+        return min(rows, 2)
+
+    def buckets(self, rows: int, indices: int) -> BackendFactory:
+        assert (rows, indices) == (2, 1000)
+        return self._backends
+
+    def saved(self, batch: PagedBatch) -> float:
+        return self.seconds
+
+
+def test_graphs_take_what_decodes_unless_attention_saves_more_than_launching_costs(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+):
+    class Clock(FakeDevice):
+        now = 0.0
+
+        def enqueue(self, kind: str, run: object) -> None:
+            super().enqueue(kind, run)  # type: ignore[arg-type]
+            self.now += 2.0 * (kind == "replay")
+
+    device = Clock()
+
+    def eager(batch: PagedBatch) -> torch.Tensor:
+        device.now += 5.0
+        return torch.tensor(1)
+
+    monkeypatch.setattr("radixserve.model.cuda_graphs.time.perf_counter", lambda: device.now)
+    attention = Attention(lambda rows: QueuedBackend(ReferenceAttention(setup.kv), device, []))
+    chosen = with_graphs(
+        eager, lambda ids, *_: torch.zeros(len(ids), 3), attention, room(LARGEST), device
+    )
+    for attention.seconds, graphed in ((0.0, True), (2.9, True), (3.1, False)):
+        assert (chosen(decoding(9, 4)).ndim == 2) is graphed
+    attention.seconds = 0.0
+    assert chosen(decoding(9, 4, 4)).ndim == 0
 
 
 @pytest.mark.gpu
@@ -251,9 +309,8 @@ def test_a_gpu_replays_what_was_captured_with_new_inputs():
     graphed = GraphedDecode(
         lambda ids, positions, keep, backend: (table[ids] * (1 + positions[:, None]))[keep],
         lambda rows: Nothing(),  # type: ignore[arg-type, return-value]
-        largest=20,
-        page_size=PAGE,
-        device=device,
+        room(20),
+        device,
     )
     for token in range(50):
         batch = decoding(9, 4, 1, token=token)

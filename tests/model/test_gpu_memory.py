@@ -15,9 +15,7 @@ import torch
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.model import runner
-from radixserve.model.cuda_graphs import buckets
 from radixserve.model.gpu_memory import (
-    A_GRAPH,
     DRIVER,
     Claims,
     CudaMemory,
@@ -29,6 +27,7 @@ from radixserve.model.gpu_memory import (
 from radixserve.model.kv_storage import MOST_PAGES, KvGeometry
 from radixserve.model.loader import ModelFiles, describe
 from radixserve.model.parallel import ALONE
+from radixserve.model.transformers_model import TransformersModel
 from tests.model import tiny
 
 GIB = 1 << 30
@@ -217,21 +216,25 @@ def test_each_part_is_measured_where_it_appears():
 
         return step
 
-    claims = sizing.measure(prepare)
-    graphs = GIB // 4 + A_GRAPH * len(buckets(256))
+    claims = sizing.measure(prepare, GIB)
+    graphs = 8 * GIB * 256 // 8192 + GIB
     assert claims == Claims("a GPU", 100 * GIB, 3 * GIB, 15 * GIB, 3 * GIB // 2, 8 * GIB, graphs)
     assert memory.trimmed == 2
 
 
 def test_without_graphs_nothing_is_set_aside_for_them():
-    sizing = GpuSizing(FakeMemory(), EngineConfig(**BIG, enforce_eager=True))
-    assert sizing.measure(lambda: lambda: None).graphs == 0
+    memory = FakeMemory()
+
+    def step() -> None:
+        memory.take(GIB)
+
+    assert GpuSizing(memory, EngineConfig(**BIG)).measure(lambda: step, 0).graphs == 0
 
 
 def test_pages_are_counted_and_explained(caplog: pytest.LogCaptureFixture):
-    sizing = GpuSizing(FakeMemory(), EngineConfig(**BIG, enforce_eager=True))
+    sizing = GpuSizing(FakeMemory(), EngineConfig(**BIG))
     with caplog.at_level(logging.INFO, logger="radixserve"):
-        assert sizing.pages(LLAMA, lambda: lambda: None) == 90 * GIB // PAGE_BYTES
+        assert sizing.pages(LLAMA, lambda: lambda: None, 0) == 90 * GIB // PAGE_BYTES
     (line,) = caplog.messages
     assert "KV pages of 16 tokens" in line
 
@@ -251,7 +254,7 @@ def test_a_step_for_which_memory_runs_out_is_a_setting_to_change():
 
     sizing = GpuSizing(FakeMemory(), EngineConfig(**BIG))
     with pytest.raises(ConfigError, match=r"lower max_num_batched_tokens \(now 8192\)"):
-        sizing.measure(prepare)
+        sizing.measure(prepare, 0)
 
 
 # The step that is measured
@@ -267,8 +270,9 @@ def test_the_largest_step_has_all_tokens_and_all_rows_on_the_scratch_page(length
     assert {page for row in plan.rows for page in row.pages} == {0}
 
 
+@pytest.mark.parametrize("graphs", [0, 3 * GIB])
 def test_a_model_on_a_gpu_is_sized_by_running_that_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, graphs: int
 ):
     sampled: list[int] = []
     memory = FakeMemory()
@@ -280,13 +284,17 @@ def test_a_model_on_a_gpu_is_sized_by_running_that_step(
 
     monkeypatch.setattr("radixserve.model.gpu_memory.sample", spy)
     monkeypatch.setattr(runner, "CudaMemory", lambda device: memory)
+    monkeypatch.setattr(TransformersModel, "graphs", graphs)
     files = ModelFiles(tiny.write(tmp_path), tmp_path, "tiny")
     config = EngineConfig(
         device="cpu", dtype="float32", max_num_seqs=5, max_num_batched_tokens=90, num_pages=30,
         attention_backend="reference",
     )  # fmt: skip
-    model, count = runner._on_gpu(describe(files.model, config), config, ALONE)
+    with caplog.at_level(logging.INFO, logger="radixserve"):
+        model, count = runner._on_gpu(describe(files.model, config), config, ALONE)
     assert (count, sampled) == (30, [5])
+    assert f"CUDA graphs {graphs // GIB}.00 GiB" in caplog.text or not graphs
+    assert "CUDA graphs 0.0 MiB" in caplog.text or graphs
     assert model.geometry.token_bytes == 3 * 2 * 2 * 16 * 4
 
 

@@ -16,6 +16,7 @@ from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.model.loader import ModelFiles
 from radixserve.model.runner import ModelRunner
+from radixserve.model.transformers_model import TransformersModel
 from radixserve.scheduling.plan import Fork, Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
@@ -39,6 +40,27 @@ def make(checkpoint: Path) -> Callable[..., ModelRunner]:
         return ModelRunner(files, EngineConfig(**{**chosen, **settings}))
 
     return build
+
+
+@pytest.mark.parametrize(("graphs", "device"), [(0, None), (1 << 20, "graphs on cpu")])
+def test_a_model_that_has_graphs_is_given_a_device_for_them(
+    make: Callable[..., ModelRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    graphs: int,
+    device: str | None,
+):
+    given = []
+    on = TransformersModel.on
+
+    def noted(model: TransformersModel, kv: torch.Tensor, graphs: Any = None) -> Any:
+        given.append(graphs)
+        return on(model, kv)
+
+    monkeypatch.setattr(TransformersModel, "on", noted)
+    monkeypatch.setattr(TransformersModel, "graphs", graphs)
+    monkeypatch.setattr("radixserve.model.runner.CudaGraphs", lambda where: f"graphs on {where}")
+    make(attention_backend="reference")
+    assert given == [device]
 
 
 @pytest.fixture(scope="module")
