@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -153,10 +154,10 @@ class EngineConfig:
                 f"gpu_memory_utilization must be above 0 and at most {MOST_OF_A_GPU}, "
                 f"not {self.gpu_memory_utilization}."
             )
-        if self.queue_timeout is not None and not self.queue_timeout > 0:
-            raise ConfigError(f"queue_timeout must be above 0 seconds, not {self.queue_timeout}.")
-        if not self.step_timeout > 0:
-            raise ConfigError(f"step_timeout must be above 0 seconds, not {self.step_timeout}.")
+        for name in ("queue_timeout", "step_timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ConfigError(f"{name} must be a number of seconds above 0, not {seconds}.")
 
     def chosen(self) -> dict[str, Any]:
         """The settings that were not left to the device, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -66,6 +67,15 @@ def line_with(process: subprocess.Popen[str], word: str) -> str:
 def invoke(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(cli.app, list(arguments), env={"COLUMNS": "200"})
     return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(autouse=True)
+def level() -> Iterator[None]:
+    """``serve`` sets how much is logged, in a process that is not its own here."""
+    logger = logging.getLogger("radixserve")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

@@ -49,6 +49,8 @@ class AsyncLLM:
         self.config = config
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._over = False
+        """Whether the thread takes no command any more; it may still be there for a moment."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stats: EngineStats | None = None
         self._closing = contextlib.ExitStack()
@@ -91,7 +93,7 @@ class AsyncLLM:
         self._closing.close()
 
     def healthy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive() and not self._over
 
     def stats(self) -> EngineStats:
         if self._stats is None:
@@ -119,6 +121,10 @@ class AsyncLLM:
             self._stats = news.stats
         self._streams.take(news)
 
+    def _end(self, error: Exception) -> None:
+        self._over = True
+        self._streams.fail(error)
+
     # On the engine's thread
 
     def _load(self) -> tuple[Runner, Tokenizer, str]:
@@ -138,7 +144,7 @@ class AsyncLLM:
             log.exception("the engine has died")
             error = EngineDeadError(f"The engine has died: {fault}")
         finally:
-            self._post(self._streams.fail, error)
+            self._post(self._end, error)
 
     def _get(self, wait: bool) -> Command:
         return self._commands.get(block=wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **settings: Any):
+        # Whoever calls waits for all the answers anyway.
+        settings.setdefault("max_queue", sys.maxsize)
         config = settle(EngineConfig(model=model, **settings))
         files = prepare(config)
         template = Path(config.chat_template) if config.chat_template else None

@@ -37,8 +37,9 @@ class EngineLoop:
     ):
         self._core, self._get, self._send = core, get, send
         self._queue_timeout = core.config.queue_timeout
-        self._queued: deque[tuple[float, str]] = deque()
-        """Sequences in the order in which they came, with the moment until which they may wait."""
+        self._queued: deque[tuple[float, list[str]]] = deque()
+        """The sequences of a prompt, in the order in which these came, with the moment until which
+        the first of them may wait."""
 
     def run(self) -> None:
         """Until it is told to stop.
@@ -75,23 +76,33 @@ class EngineLoop:
                 self._send(StepNews([], core.stats()))
 
     def _add(self, command: Add) -> None:
+        identities = [sequence.id for sequence in command.sequences]
         for sequence in command.sequences:
             try:
                 self._core.add(sequence)
             except RadixServeError as error:
-                # Whoever asked aborts those that were queued before it.
-                self._send(Refusal(sequence.id, Fault.of(error)))
+                self._refuse(identities, sequence.id, error)
                 return
-            if self._queue_timeout is not None:
-                self._queued.append((time.monotonic() + self._queue_timeout, sequence.id))
+        if self._queue_timeout is not None:
+            self._queued.append((command.asked + self._queue_timeout, identities))
 
     def _dismiss(self) -> None:
-        """Refuse those that have waited for too long. O(1) a sequence."""
-        while self._queued and self._queued[0][0] <= time.monotonic():
-            _, identity = self._queued.popleft()
-            if self._core.unstarted(identity):
-                self._core.abort(identity)
+        """Refuse those that have waited for too long, and forget those that do not wait any more.
+        O(1) a sequence."""
+        while self._queued:
+            until, identities = self._queued[0]
+            waits = self._core.unstarted(identities[0])
+            if waits and time.monotonic() < until:
+                return
+            self._queued.popleft()
+            if waits:
                 error = DeadlineError(
                     f"The server was too busy to begin within {self._queue_timeout:g} seconds."
                 )
-                self._send(Refusal(identity, Fault.of(error)))
+                self._refuse(identities, identities[0], error)
+
+    def _refuse(self, identities: list[str], refused: str, error: RadixServeError) -> None:
+        """``refused`` is not computed, and neither are the others, which came with it."""
+        for identity in identities:
+            self._core.abort(identity)
+        self._send(Refusal(refused, Fault.of(error)))

@@ -100,6 +100,8 @@ class Add(Message, frozen=True):
     """Queue these sequences, or none of them."""
 
     sequences: list[GenerationRequest]
+    asked: float
+    """When that was, in seconds of the machine's monotonic clock."""
 
 
 class Abort(Message, frozen=True):

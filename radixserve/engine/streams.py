@@ -21,7 +21,12 @@ from radixserve.engine.messages import (
     Reset,
     StepNews,
 )
-from radixserve.errors import DeadlineError, EngineDeadError, OverloadedError
+from radixserve.errors import (
+    DeadlineError,
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from radixserve.text.tokenizer import Tokenizer
 
 LATELY = 64
@@ -54,9 +59,10 @@ class Streams:
         self._resets: deque[asyncio.Future[Purge]] = deque()
         self._ended: deque[float] = deque(maxlen=LATELY)
 
-    def __len__(self) -> int:
-        """Answers under way."""
-        return len(self._inboxes)
+    @property
+    def waiting(self) -> bool:
+        """Whether anybody waits for news of the engine."""
+        return bool(self._inboxes or self._resets)
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         """See ``Frontend.generate``."""
@@ -64,6 +70,11 @@ class Streams:
             answer.id: answer
             for answer in (Answer(index, request, self._tokenizer) for index in range(request.n))
         }
+        if request.n > self._most:
+            raise InvalidRequestError(
+                f"n must be at most {self._most}: so many answers can run and wait here.",
+                param="n",
+            )
         if len(self._inboxes) + request.n > self._most:
             raise OverloadedError(
                 f"{len(self._inboxes)} answers are under way; try again later.",
@@ -74,7 +85,8 @@ class Streams:
             self._inboxes[identity] = inbox
         alarm = _alarm(inbox, request.timeout)
         try:
-            self._send(Add([answer.sequence() for answer in answers.values()]))
+            sequences = [answer.sequence() for answer in answers.values()]
+            self._send(Add(sequences, time.monotonic()))
             while answers:
                 news = await inbox.get()
                 if isinstance(news, Exception):

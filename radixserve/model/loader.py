@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from radixserve.config import EngineConfig
-from radixserve.errors import ConfigError, ModelError
+from radixserve.errors import ConfigError, InvalidRequestError, ModelError
 from radixserve.model.compatibility import check_config
+from radixserve.scheduling.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -72,9 +77,7 @@ def describe(path: Path, config: EngineConfig) -> Description:
         seed=config.seed,
         max_model_len=max_model_len,
         eos_token_ids=_ids(model_config.eos_token_id) | _ids(generation.get("eos_token_id")),
-        sampling_defaults={
-            key: generation[key] for key in DEFAULTS if generation.get(key) is not None
-        },
+        sampling_defaults=_sampling_defaults(generation),
     )
 
 
@@ -136,6 +139,21 @@ def _generation_config(path: Path) -> dict[str, Any]:
         return dict(json.loads(file.read_bytes()))
     except (ValueError, TypeError) as error:
         raise ModelError(f"{file} is not a JSON object: {error}") from error
+
+
+def _sampling_defaults(generation: dict[str, Any]) -> dict[str, float | int]:
+    """What the model's makers recommend, as requests can have it: 50.0 of a whole number is 50."""
+    defaults: dict[str, float | int] = {}
+    for key in DEFAULTS:
+        if generation.get(key) is None:
+            continue
+        try:
+            found = msgspec.convert({key: generation[key]}, SamplingParams, strict=False)
+        except (msgspec.ValidationError, InvalidRequestError) as error:
+            log.warning("generation_config.json: %s is not used: %s", key, error)
+        else:
+            defaults[key] = getattr(found, key)
+    return defaults
 
 
 def _ids(value: int | list[int] | None) -> frozenset[int]:

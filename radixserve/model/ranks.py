@@ -193,13 +193,10 @@ class Ranks:
             return
         parallel.abort()
         for process in processes:
-            process.terminate()
+            process.kill()  # they may be told to ignore all else, and have nothing to lose
         self._watcher.join()
         for process in processes:
-            process.join(GRACE)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join()
             process.close()
         for pipe in self._pipes:
             pipe.close()
@@ -218,7 +215,7 @@ class Ranks:
         log.error("%s", self._cause)
         self._seen.set()
         for process in processes:
-            process.terminate()
+            process.kill()
         parallel.abort()
 
     def _reason(self, processes: list[SpawnProcess]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Sequence
 
@@ -11,6 +12,8 @@ import torch
 
 from radixserve.scheduling.plan import Row, Sampled
 from radixserve.scheduling.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,7 +32,8 @@ def sample(
     A random row needs a seed: its one uniform number is Philox's for (seed, index of the output
     token), so that the same seed gives the same tokens in any batch.
 
-    A row with a NaN or infinite logit (minus infinity, a token ruled out, is none) gets an error.
+    A row with a NaN or infinite logit (minus infinity, a token ruled out, is none) gets an error,
+    and so does one that cannot be sampled for any other reason.
     """
     best, finite = _likeliest(logits)
     draws = [[_params(row), *(fork.sampling for fork in row.forks)] for row in rows]
@@ -44,7 +48,7 @@ def sample(
     sampled = []
     for i, row in enumerate(rows):
         if i in raw:
-            tokens = [_sample_one(raw[i], row, params, eos_token_ids) for params in draws[i]]
+            tokens = _sample_row(raw[i], row, draws[i], eos_token_ids)
         else:
             error = None if finite[i] else "the model's output is not a number"
             tokens = [Sampled(token=best[i], error=error)] * len(draws[i])
@@ -84,6 +88,16 @@ def _plainly_greedy(row: Row, params: SamplingParams) -> bool:
         and not params.logit_bias
         and row.generated >= params.min_tokens
     )
+
+
+def _sample_row(
+    raw: Floats, row: Row, draws: Sequence[SamplingParams], eos_token_ids: Collection[int]
+) -> list[Sampled]:
+    try:
+        return [_sample_one(raw, row, params, eos_token_ids) for params in draws]
+    except Exception as error:  # whatever it is, it is no matter of the other rows
+        log.exception("a token of %s could not be sampled", row.request_id)
+        return [Sampled(token=0, error=f"its next token could not be chosen: {error}")] * len(draws)
 
 
 def _sample_one(

@@ -80,7 +80,9 @@ class Scheduler:
             raise InvalidRequestError("The prompt is empty.", param="prompt")
         if length >= self.capacity:
             raise ContextLengthError(length, self.capacity)
-        if len(self.waiting) >= self.config.max_queue:
+        # Whoever finds a free seat at the next step does not count as one that waits.
+        most = self.config.max_num_seqs + self.config.max_queue
+        if len(self.running) + len(self.waiting) >= most:
             raise OverloadedError(f"{len(self.waiting)} requests are waiting already; try later.")
         self._arrivals += 1
         room = self.capacity - length

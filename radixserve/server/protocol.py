@@ -22,11 +22,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **settings)
         self._in_head = False
         self._head_bytes = 0
+        """Since the data in which it began, which may hold much else."""
+        self._began = False
         self._late: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
+        self._began = False
         super().data_received(data)
-        if not self._in_head:
+        if not self._in_head or self._began:
             return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_LIMIT:
@@ -34,7 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self._began = True, 0, True
         self._late = self.loop.call_later(
             self.head_seconds, self._refuse, "The request's head did not come in time."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -25,6 +26,8 @@ HEADERS = {
 }
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+LAST_WORD = 1.0
+"""Seconds that a client has to read that the server goes down; one may have stopped reading."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -65,7 +68,9 @@ class EventStream(Response):
         except asyncio.CancelledError:
             # The server goes down and has waited long enough; nobody else cancels a request.
             if not self._ended:
-                await self._fail(send, going_down())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_WORD):
+                        await self._fail(send, going_down())
 
     async def _run(self, send: Send) -> None:
         heartbeat = asyncio.create_task(self._beat(send))

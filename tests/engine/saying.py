@@ -51,6 +51,8 @@ class SayingModel(SimulatedModel):
 
     def hold(self) -> None:
         """From now on a step only runs when it is allowed to."""
+        while self._permits.acquire(blocking=False):
+            pass
         self._held = True
 
     def allow(self, steps: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -239,6 +240,36 @@ def test_a_model_that_is_lost_ends_the_engine_with_its_reason(tmp_path, caplog):
 
     asyncio.run(scenario())
     assert "the engine has died" in caplog.text
+
+
+def test_a_request_that_comes_while_the_thread_is_ending_is_refused_and_does_not_hang(
+    tmp_path, monkeypatch
+):
+    def lost(plan):
+        raise EngineDeadError("Rank 1 of the model was killed (SIGKILL).")
+
+    async def scenario():
+        async with running(tmp_path) as (engine, model, tokenizer):
+            gone = threading.Event()
+            post = engine._post
+
+            def post_and_linger(call, *arguments):
+                post(call, *arguments)
+                if any(isinstance(each, EngineDeadError) for each in arguments):
+                    gone.wait(60)
+
+            monkeypatch.setattr(engine, "_post", post_and_linger)
+            model.execute = lost
+            with pytest.raises(EngineDeadError):
+                await collect(engine, ask(tokenizer))
+            try:
+                assert not engine.healthy()
+                with pytest.raises(EngineDeadError):
+                    await asyncio.wait_for(collect(engine, ask(tokenizer, name="late")), 60)
+            finally:
+                gone.set()
+
+    asyncio.run(scenario())
 
 
 def test_after_the_end_requests_are_refused_and_those_in_flight_get_an_error(tmp_path):

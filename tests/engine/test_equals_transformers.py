@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from radixserve.attention.cpu import kernels
 from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore
 from radixserve.engine.messages import GenerationRequest
@@ -137,6 +138,23 @@ def test_a_prefix_of_any_length_is_reused_and_gives_the_cold_logits(checkpoint: 
         warm = first_logprobs(core, prompt, f"warm{cut}")
         assert core.stats().cached_tokens - before >= cut - 1
         assert warm == pytest.approx(cold, abs=1e-4)
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no native kernels here")
+@pytest.mark.parametrize("code", ["int8", "fp8_e4m3"])
+def test_kv_in_8_bits_is_reused_at_any_length_as_it_was_written(tmp_path: Path, code: str):
+    settings = {"page_size": 4, "num_pages": 200, "kv_cache_dtype": code, "deterministic": True}
+    core = engine(tiny.write(tmp_path), **settings)
+    prompt = PROMPTS[0]
+    cold = first_logprobs(core, prompt, "cold")
+    for cut in range(1, len(prompt)):
+        core.reset_prefix_cache()
+        answer(core, [prompt[:cut]], f"prefix{cut}-")
+        before = core.stats().cached_tokens
+        assert first_logprobs(core, prompt, f"warm{cut}") == cold
+        assert core.stats().cached_tokens - before >= cut - 1
+    exact = engine(tmp_path, page_size=4, num_pages=200)
+    assert first_logprobs(exact, prompt, "exact") != cold, "nothing was kept in 8 bits"
 
 
 def test_three_thousand_shared_tokens_are_three_thousand_reused(tmp_path: Path):

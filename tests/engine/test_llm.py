@@ -46,6 +46,14 @@ def test_texts_and_token_ids_are_answered_in_their_order(llm: LLM):
     assert outputs[0].text != outputs[1].text
 
 
+def test_more_prompts_than_a_server_would_let_wait_are_all_answered(llm: LLM):
+    prompts = [[20 + number % 200, 30 + number // 200] for number in range(1200)]
+    one = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    outputs = llm.generate(prompts, one)
+    assert [unpack(output.prompt_token_ids) for output in outputs] == prompts
+    assert {len(output.completions[0].token_ids) for output in outputs} == {1}
+
+
 def test_one_prompt_may_be_passed_without_a_list(llm: LLM):
     [output] = llm.generate("One", GREEDY)
     assert len(output.completions[0].token_ids) == 12

@@ -7,6 +7,8 @@ import gc
 import tracemalloc
 from contextlib import aclosing
 
+import pytest
+
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.engine.frontend import TextRequest
 from tests.engine.saying import TEXT
@@ -21,10 +23,12 @@ async def visit(engine: AsyncLLM, request: TextRequest) -> None:
         await anext(stream)
 
 
-def test_five_thousand_requests_leave_no_memory_behind(tmp_path):
+@pytest.mark.parametrize("times", [{}, {"queue": 10_000.0, "answer": 10_000.0}])
+def test_five_thousand_requests_leave_no_memory_behind(tmp_path, times: dict[str, float]):
     async def scenario() -> list[int]:
         # The pool is soon full, so that from then on the tree cannot grow either.
-        async with running(tmp_path, num_pages=40) as (engine, model, tokenizer):
+        settings = {"num_pages": 40, "queue_timeout": times.get("queue")}
+        async with running(tmp_path, **settings) as (engine, model, tokenizer):
 
             async def batch(first: int) -> None:
                 asked = [
@@ -35,6 +39,7 @@ def test_five_thousand_requests_leave_no_memory_behind(tmp_path):
                         sampling={"max_tokens": 2 + number % 2},
                         namespace=b"" if number % 3 else str(number).encode(),
                         n=1 + (number % 10 == 0),
+                        timeout=times.get("answer"),
                     )
                     for number in range(first, first + BATCH)
                 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from radixserve.engine.process import supervisor
 from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.errors import (
     ContextLengthError,
+    DeadlineError,
     EngineDeadError,
     InvalidRequestError,
     ModelError,
@@ -176,6 +178,35 @@ def test_an_engine_that_hangs_is_killed_and_comes_back(tmp_path):
             old = engine.pid
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 await collect(engine, ask(engine))
+            await back(engine, old)
+            assert len(await collect(engine, ask(engine, "next"))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_a_hang_is_found_though_nobody_waits_long_enough_to_see_it(tmp_path):
+    async def scenario():
+        async with running(tmp_path, "hang", step_timeout=0.5) as engine:
+            old, asked = engine.pid, 0
+            while engine.pid == old:
+                with contextlib.suppress(DeadlineError, EngineDeadError):
+                    await collect(engine, ask(engine, str(asked), timeout=0.1))
+                asked += 1
+            assert asked > 1
+            await back(engine, old)
+            assert len(await collect(engine, ask(engine, "next"))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_a_hang_is_found_though_only_a_reset_waits(tmp_path):
+    async def scenario():
+        async with running(tmp_path, step_timeout=0.5) as engine:
+            old = engine.pid
+            assert len(await collect(engine, ask(engine))) == 20
+            os.kill(old, signal.SIGSTOP)
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await engine.reset_prefix_cache()
             await back(engine, old)
             assert len(await collect(engine, ask(engine, "next"))) == 20
 

@@ -278,6 +278,25 @@ def test_a_gpu_that_is_not_there_is_refused(checkpoint: Path):
         load(checkpoint, engine(device="cuda"))
 
 
+def test_defaults_are_taken_as_requests_can_have_them_and_others_are_left(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+):
+    generation = {
+        "top_k": 50.0,
+        "temperature": 1,
+        "top_p": 7,
+        "min_p": "a",
+        "repetition_penalty": [],
+    }
+    (checkpoint / "generation_config.json").write_text(json.dumps(generation))
+    defaults = describe(checkpoint, engine()).sampling_defaults
+    (checkpoint / "generation_config.json").unlink()
+    assert defaults == {"top_k": 50, "temperature": 1.0}
+    assert type(defaults["top_k"]) is int
+    for name in ("top_p", "min_p", "repetition_penalty"):
+        assert f"{name} is not used" in caplog.text
+
+
 def test_stop_tokens_and_defaults_come_from_both_configs(checkpoint: Path):
     generation = {"eos_token_id": [5, 6], "temperature": 0.6, "top_k": 20, "do_sample": True}
     (checkpoint / "generation_config.json").write_text(json.dumps(generation))

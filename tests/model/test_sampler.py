@@ -202,6 +202,18 @@ def test_a_row_that_is_not_a_number_fails_alone(bad: float, params: dict[str, An
     assert (first, last) == (healthy[0], healthy[2])
 
 
+def test_a_row_that_cannot_be_sampled_fails_alone(caplog: pytest.LogCaptureFixture):
+    logits = logits_of(1, 2, 3)
+    healthy = draw(logits, *[row(seed=4)] * 3)
+    odd = row(seed=None)  # nobody has given it a seed
+    odd.forks = [Fork("fork", SamplingParams(seed=None))]
+    (first,), failed, (last,) = sample(logits, [row(seed=4), odd, row(seed=4)], EOS)
+    assert (first, last) == (healthy[0], healthy[2])
+    assert len(failed) == 2
+    assert all(each.error is not None and "seed" in each.error for each in failed)
+    assert "could not be sampled" in caplog.text
+
+
 def test_a_token_that_the_model_rules_out_is_no_fault():
     logits = logits_of(1)
     logits[0, 20:] = -math.inf

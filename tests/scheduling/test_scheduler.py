@@ -136,11 +136,20 @@ def test_an_empty_prompt_is_refused():
 
 
 def test_the_queue_is_bounded():
-    simulation = Simulation(max_queue=2)
-    simulation.add("a", prompt(3))
-    simulation.add("b", prompt(3))
+    simulation = Simulation(max_queue=2, max_num_seqs=3)
+    for name in "abcde":
+        simulation.add(name, prompt(3))
     with pytest.raises(OverloadedError):
-        simulation.add("c", prompt(3))
+        simulation.add("f", prompt(3))
+    # Three of them have seats now, which is as many as were counted before.
+    simulation.step()
+    with pytest.raises(OverloadedError):
+        simulation.add("f", prompt(3))
+    simulation.run()
+    simulation.add("f", prompt(3))
+    simulation.run()
+    assert simulation.outputs["f"] == expected_output(prompt(3), 4)
+    assert simulation.requests["f"].cached == 2
 
 
 def test_preempted_requests_keep_their_place_and_are_preempted_at_most_twice():

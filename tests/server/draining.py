@@ -1,5 +1,7 @@
-"""A server as a process: ``python -m tests.server.draining SECONDS``; a line of input releases its
-answers, which wait after two tokens."""
+"""A server as a process: ``python -m tests.server.draining SECONDS [LETTERS]``.
+
+A line of input releases its answers, which wait after two tokens; those of so many LETTERS do not.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,9 @@ from tests.server.fake import FakeFrontend
 
 class Holding(FakeFrontend):
     async def start(self) -> None:
+        if len(sys.argv) > 2:
+            self.answer = "a" * int(sys.argv[2])
+            return
         self.hold(after=2)
 
         def wait_for_a_line() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -21,9 +23,9 @@ STREAMS = 3
 
 
 @contextmanager
-def serving(seconds: float) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
+def serving(seconds: float, *letters: str) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.server.draining", str(seconds)],
+        [sys.executable, "-m", "tests.server.draining", str(seconds), *letters],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -89,6 +91,25 @@ def test_what_does_not_finish_in_time_gets_an_error():
             assert json.loads(error)["error"]["code"] == "server_overloaded"
             assert done == "[DONE]"
         assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_client_that_does_not_read_its_answer_holds_nothing_up(signals: int):
+    with serving(0.1 if signals == 1 else 10 * PATIENCE, "100000") as (process, client):
+        parts = urlsplit(str(client.base_url))
+        with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as deaf:
+            body = json.dumps({"messages": USER, "stream": True}).encode()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+            head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            deaf.sendall(head + body)
+            assert deaf.recv(12) == b"HTTP/1.1 200"
+            assert client.get("/health").status_code == 200, "it does not hold up others either"
+            process.send_signal(signal.SIGTERM)
+            if signals == 2:
+                while client.get("/health").status_code != 503:
+                    pass
+                process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE)
 
 
 def test_a_second_signal_does_not_wait():

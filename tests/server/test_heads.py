@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx2
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from radixserve.server.app import create_app
 from radixserve.server.protocol import HEAD_LIMIT, BoundedProtocol
@@ -83,3 +86,50 @@ def test_large_bodies_are_no_heads(server: Serving):
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         made.sendall(BEGINNING + head % len(body) + body)
         assert answer(made).startswith(b"HTTP/1.1 200")
+
+
+class Written(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        self.data += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def test_a_head_is_counted_from_its_own_beginning_though_a_large_body_comes_with_it():
+    body = b'{"messages": [{"role": "user", "content": "Hi"}]}' + b" " * 3 * HEAD_LIMIT
+    head = BEGINNING + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+    async def scenario() -> None:
+        config = uvicorn.Config(create_app(FakeFrontend()), lifespan="off", log_config=None)
+        config.load()
+        transport = Written()
+        protocol = BoundedProtocol(config, ServerState(), {})
+        protocol.connection_made(transport)
+        # The next request has begun before the first one is answered.
+        protocol.data_received(head + body + head[:30])
+        protocol.data_received(head[30:])
+        protocol.data_received(body)
+        async with asyncio.timeout(60):
+            while transport.data.count(b"HTTP/1.1 200") < 2:
+                assert b"HTTP/1.1 400" not in transport.data
+                await asyncio.sleep(0)
+        protocol.connection_lost(None)
+
+    asyncio.run(scenario())

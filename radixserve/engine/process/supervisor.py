@@ -15,7 +15,6 @@ from radixserve.cache.prefix_cache import Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.messages import (
-    Add,
     Command,
     Dropped,
     EngineStats,
@@ -60,8 +59,11 @@ class SupervisedLLM:
         self._restarts = 0
         self._loading = 1.0
         """Seconds that the last start took."""
-        self._heard = 0.0
-        """When the engine last said something, or got work while it had none."""
+        self._owes = False
+        """Whether the engine has something to say: each command is followed by news."""
+        self._silent = 0.0
+        """Seconds for which it has owed that. Not by the clock: whoever stops this process and lets
+        it go on stops the engine too."""
 
     async def start(self) -> None:
         """Start the process and wait until its model is loaded.
@@ -110,19 +112,17 @@ class SupervisedLLM:
             raise EngineDeadError("The engine has stopped.")
         if self._handle is None:
             raise self._dead("The engine is being started again.")
-        if isinstance(command, Add) and len(self._streams) == len(command.sequences):
-            self._heard = time.monotonic()  # until now there was nothing to be said
         try:
             self._handle.send(command)
         except EngineDeadError as error:
             raise self._dead(str(error)) from error
+        self._owes = True
 
     def _dead(self, message: str) -> EngineDeadError:
         return EngineDeadError(message, retry_after=self._loading)
 
     def _stuck(self) -> bool:
-        silent = time.monotonic() - self._heard
-        return bool(len(self._streams)) and silent > self.config.step_timeout
+        return self._silent > self.config.step_timeout
 
     # Its life
 
@@ -146,8 +146,8 @@ class SupervisedLLM:
             await handle.end()
             raise
         self._introduce(found, ready)
-        self._heard = time.monotonic()
-        self._loading = self._heard - began
+        self._loading = time.monotonic() - began
+        self._owes, self._silent = False, 0.0
         self._handle = handle
         return handle
 
@@ -199,15 +199,17 @@ class SupervisedLLM:
             await handle.end()
 
     def _take(self, news: News) -> None:
-        self._heard = time.monotonic()
         if isinstance(news, StepNews):
             self._stats = replace(news.stats, restarts=self._restarts)
         if isinstance(news, StepNews | Refusal | Dropped):
             self._streams.take(news)
+        self._owes, self._silent = self._streams.waiting, 0.0
 
     async def _watch(self, handle: Handle) -> None:
         """Kill the process when it is stuck: whoever waits for it would wait for ever."""
+        tick = min(1.0, self.config.step_timeout / 4)
         while not self._stuck():
-            await asyncio.sleep(min(1.0, self.config.step_timeout / 4))
+            await asyncio.sleep(tick)
+            self._silent = self._silent + tick if self._owes else 0.0
         log.error("the engine has said nothing for %g s, with work to do", self.config.step_timeout)
         handle.kill()

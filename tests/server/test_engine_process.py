@@ -1,0 +1,80 @@
+"""What clients see of an engine that is stopped or killed in its process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+
+from radixserve.engine.process.supervisor import SupervisedLLM
+from radixserve.server.app import create_app
+from tests.engine.saying import TEXT
+from tests.engine.test_process import running
+from tests.server.asking import error_of
+from tests.server.stack import COMPLETIONS, cached, said
+
+
+@asynccontextmanager
+async def served(
+    directory: Path, how: str = "well", **settings: object
+) -> AsyncIterator[tuple[SupervisedLLM, httpx2.AsyncClient]]:
+    async with running(directory, how, **settings) as engine:
+        transport = httpx2.ASGITransport(app=create_app(engine))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
+            yield engine, client
+
+
+async def health(client: httpx2.AsyncClient, status: int) -> None:
+    """Wait until /health answers with ``status``."""
+    while (await client.get("/health")).status_code != status:
+        await asyncio.sleep(0.01)
+
+
+def test_an_engine_that_stands_still_is_unwell_and_comes_back(tmp_path):
+    async def scenario() -> None:
+        async with served(tmp_path, "slow", step_timeout=0.5) as (engine, client):
+            asked = {"prompt": "Hello?", "max_tokens": 300}
+            answer = asyncio.create_task(client.post(COMPLETIONS, json=asked))
+            stream = asyncio.create_task(client.post(COMPLETIONS, json={**asked, "stream": True}))
+            while not engine.stats().generated_tokens:
+                await asyncio.sleep(0)
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGSTOP)
+            await health(client, 503)
+            error = error_of(await answer, 503)
+            assert error["code"] == "server_overloaded"
+            *chunks, told, done, _ = (await stream).text.split("\n\n")
+            texts = [
+                json.loads(chunk[6:])["choices"][0]["text"] for chunk in chunks if chunk[0] == "d"
+            ]
+            assert (TEXT * 6).startswith("".join(texts))
+            assert json.loads(told.removeprefix("data: "))["error"]["code"] == "server_overloaded"
+            assert done == "data: [DONE]"
+            await health(client, 200)
+            for count in (0, len(engine.tokenizer.encode("Hello?")) // 4 - 1):
+                again = await client.post(COMPLETIONS, json={"prompt": "Hello?"})
+                assert (said(again), cached(again)) == (TEXT[:16], count)
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_engine_that_is_killed_is_unwell_until_it_is_back(tmp_path):
+    async def scenario() -> None:
+        async with served(tmp_path) as (engine, client):
+            assert (await client.get("/health")).status_code == 200
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            await health(client, 503)
+            refused = await client.post(COMPLETIONS, json={"prompt": "a"})
+            assert error_of(refused, 503)["code"] == "server_overloaded"
+            assert 1 <= int(refused.headers["retry-after"]) <= 120
+            await health(client, 200)
+            assert said(await client.post(COMPLETIONS, json={"prompt": "a"})) == TEXT[:16]
+
+    asyncio.run(scenario())
