@@ -16,12 +16,26 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
+class Unknown:
+    """Tokens that the step before chose, and that only the device knows; both int64 [U], on it."""
+
+    places: torch.Tensor
+    """Where among the tokens of the batch."""
+    tokens: torch.Tensor
+
+    def fill(self, token_ids: torch.Tensor) -> None:
+        """Put them into ``token_ids`` on the device, without waiting for it."""
+        token_ids.index_copy_(0, self.places, self.tokens)
+
+
+@dataclass(slots=True)
 class PagedBatch:
     """R rows of T new tokens in all, whose context lies in P pages: FlashInfer's paged CSR layout.
 
-    All tensors are on the CPU. Row ``r`` computes tokens ``qo_indptr[r] .. qo_indptr[r + 1]``, the
-    last of its context, and reads pages ``kv_indices[kv_indptr[r] : kv_indptr[r + 1]]``, which
-    include those that its new tokens are written to.
+    All tensors but ``unknown`` are on the CPU. Row ``r`` computes tokens
+    ``qo_indptr[r] .. qo_indptr[r + 1]``, the last of its context, and reads pages
+    ``kv_indices[kv_indptr[r] : kv_indptr[r + 1]]``, which include those that its new tokens are
+    written to.
     """
 
     page_size: int
@@ -34,7 +48,7 @@ class PagedBatch:
     last_page_len: torch.Tensor
     """int32 [R], 1 .. page_size: tokens in the last page of each row."""
     token_ids: torch.Tensor
-    """int64 [T]."""
+    """int64 [T]; -1 where ``unknown`` has the token."""
     positions: torch.Tensor
     """int64 [T]."""
     append_pages: torch.Tensor
@@ -43,6 +57,7 @@ class PagedBatch:
     """int64 [T]: its place in that page."""
     sample_rows: torch.Tensor
     """int64 [S]: which tokens are the last of a row that samples, in order of rows."""
+    unknown: Unknown | None = None
 
 
 def paged_batch(plan: StepPlan, page_size: int) -> PagedBatch:

@@ -46,6 +46,9 @@ class Device(Protocol):
     def copy(self, target: torch.Tensor, host: torch.Tensor) -> None:
         """``send``, into memory of the device that is there already."""
 
+    def receive(self, source: torch.Tensor) -> torch.Tensor:
+        """A copy in pinned memory, queued; not to be read before an event behind it has come."""
+
     def event(self) -> Event: ...
 
 
@@ -70,6 +73,10 @@ class CudaDevice:
 
     def copy(self, target: torch.Tensor, host: torch.Tensor) -> None:
         target.copy_(host, non_blocking=True)
+
+    def receive(self, source: torch.Tensor) -> torch.Tensor:
+        host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        return host.copy_(source, non_blocking=True)
 
     def event(self) -> Event:
         return torch.cuda.Event()  # type: ignore[no-untyped-call]

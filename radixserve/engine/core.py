@@ -1,10 +1,15 @@
-"""The step loop: plan, compute, commit."""
+"""The step loop: plan, compute, commit; on a GPU the next step is planned while one is computed.
+
+host    plan 1, launch | plan 2, launch | collect 1, commit | plan 3, launch | collect 2, ...
+device                 | step 1 ....................| step 2 ......................| step 3 ...
+"""
 
 from __future__ import annotations
 
 import logging
 import random
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -27,14 +32,38 @@ STALLED_PLANS = 200
 """Plans without a single token, although requests wait, after which one of them is given up."""
 
 
+class Launched(Protocol):
+    """A step that the device computes."""
+
+    @property
+    def followable(self) -> bool:
+        """Whether another may be launched behind it before its tokens are known."""
+
+    def collect(self) -> list[tuple[Sampled, ...]]:
+        """Wait for its end. One entry a row: empty if the row samples nothing, else its own token
+        and then those of its forks."""
+
+
 class Runner(Protocol):
     """What computes a step: ``radixserve.model.runner.ModelRunner``, or a stand-in in tests."""
 
     info: ModelInfo
 
+    @property
+    def launch(self) -> Callable[[StepPlan], Launched] | None:
+        """Queues a step behind the one that was launched before, which chooses the tokens that are
+        ``UNKNOWN`` in it; the plan may change once this has returned. None where a step is computed
+        at once, by ``execute``."""
+
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
-        """Run the copies, then the rows. One entry a row: empty if the row samples nothing, else
-        its own token and then those of its forks."""
+        """Run the copies, then the rows; returns what ``collect`` does."""
+
+
+class Flight(NamedTuple):
+    """A step that is being computed."""
+
+    plan: StepPlan
+    launched: Launched
 
 
 class EngineCore:
@@ -49,6 +78,7 @@ class EngineCore:
             self.cache, config, max_model_len=info.max_model_len, eos_tokens=info.eos_token_ids
         )
         self._steps = 0
+        self._flight: Flight | None = None
         self._seeds = random.Random(config.seed)
         self._barren = 0
         """Plans in a row that had nothing in them although requests wait."""
@@ -97,13 +127,17 @@ class EngineCore:
         return request is not None and request.cached is None and request.sibling is None
 
     def step(self) -> list[GenerationDelta]:
-        """Compute one step. Empty when no sequence got a token, also when there is nothing to do.
+        """Compute one step; where the runner launches steps, launch one and collect the one before.
 
-        A step that raises fails the requests in it; the others go on.
+        Empty when no sequence got a token, also when there is nothing to do. A step that raises
+        fails the requests in it, and with them their rows in the step behind it; the others go on.
 
         Raises:
             EngineDeadError: what computes steps has ended.
         """
+        launch = self.runner.launch
+        if launch is not None:
+            return self._overlap(launch)
         plan = self.scheduler.plan()
         if plan is None:
             return [] if self.idle else self._stalled()
@@ -114,9 +148,7 @@ class EngineCore:
         except EngineDeadError:
             raise
         except Exception as error:
-            log.exception("step %d failed with %d requests in it", plan.step, len(plan.rows))
-            failed = self.scheduler.fail(plan, f"The step that computed this failed: {error}")
-            return [_delta(progress) for progress in failed]
+            return self._fail(plan, error)
         return [_delta(progress) for progress in self.scheduler.commit(plan, sampled)]
 
     def _stalled(self) -> list[GenerationDelta]:
@@ -132,10 +164,47 @@ class EngineCore:
         error = "The server could not make progress with it."
         return [_delta(Progress(request, finish="error", error=error))]
 
+    def _overlap(self, launch: Callable[[StepPlan], Launched]) -> list[GenerationDelta]:
+        before, self._flight = self._flight, None
+        plan, fault = None, None
+        if before is None or before.launched.followable:
+            plan = self.scheduler.plan(None if before is None else before.plan)
+        if plan is None and before is None:
+            return [] if self.idle else self._stalled()
+        self._barren = 0
+        if plan is not None:
+            self._steps += 1
+            try:
+                self._flight = Flight(plan, launch(plan))
+            except EngineDeadError:
+                raise
+            except Exception as error:
+                fault = error
+        deltas = [] if before is None else self._collect(before)
+        if plan is not None and fault is not None:
+            # Only now: those that the step before has ended had no need of this one.
+            deltas += self._fail(plan, fault)
+        return deltas
+
+    def _collect(self, flight: Flight) -> list[GenerationDelta]:
+        try:
+            sampled = flight.launched.collect()
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            return self._fail(flight.plan, error)
+        return [_delta(progress) for progress in self.scheduler.commit(flight.plan, sampled)]
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[GenerationDelta]:
+        rows = len(plan.rows)
+        log.error("step %d failed with %d requests in it", plan.step, rows, exc_info=error)
+        failed = self.scheduler.fail(plan, f"The step that computed this failed: {error}")
+        return [_delta(progress) for progress in failed]
+
     @property
     def idle(self) -> bool:
-        """Whether no request is left."""
-        return self.scheduler.idle
+        """Whether no request is left, and no step is being computed."""
+        return self._flight is None and self.scheduler.idle
 
     def reset_prefix_cache(self) -> Purge:
         """Forget every cached prefix; running requests keep what they hold."""

@@ -180,6 +180,8 @@ class LLM:
         finally:
             for identity in answers:
                 self.core.abort(identity)
+            while not self.core.idle:  # a step that went on with those that have ended
+                self.core.step()
         return outputs
 
     def _finished(self, answers: dict[str, tuple[Answer, RequestOutput]]) -> Iterator[str]:

@@ -238,6 +238,8 @@ class GraphedDecode:
         self._host[rows : 2 * rows] = batch.positions
         backend.begin(batch)
         self._device.copy(self._inputs[: 2 * rows], self._host[: 2 * rows])
+        if batch.unknown is not None:
+            batch.unknown.fill(self._inputs[:rows])
         self._staged.record()
 
     def _capture(self, rows: int, backend: AttentionBackend) -> _Graph:

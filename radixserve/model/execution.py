@@ -38,6 +38,9 @@ class Executable(Protocol):
     """What computes it, for the log and for ``/v1/cache/stats``."""
     graphs: int
     """Bytes that its CUDA graphs hold for good; 0 if it has none."""
+    follows: bool
+    """Whether steps are launched one behind the other, on a device that works by itself: tokens
+    that only it knows are taken from ``PagedBatch.unknown``."""
 
     def on(self, kv: torch.Tensor, graphs: GraphDevice | None = None) -> Logits:
         """The model over ``kv``, the memory of a ``KvStorage`` of its geometry.
@@ -89,6 +92,7 @@ class _Native:
     """The whole decoder in native code."""
 
     graphs = 0
+    follows = False
 
     def __init__(self, model: native.NativeModel, geometry: KvGeometry, features: str):
         self._model, self.geometry = model, geometry
@@ -183,9 +187,11 @@ class _Torch:
         attention: Attention,
         name: str,
         room: Room | None,
+        *,
+        follows: bool,
     ):
         self._decoder, self.geometry, self._attention = decoder, geometry, attention
-        self.name, self._room = name, room
+        self.name, self._room, self.follows = name, room, follows
         self.graphs = 0 if room is None else room.held
 
     def on(self, kv: torch.Tensor, graphs: GraphDevice | None = None) -> Logits:
@@ -236,7 +242,9 @@ def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> 
     room = graph_room(described, config, parallel)
     graphs = "" if room is None else ", CUDA graphs"
     name = f"torch decoder ({described.device.type}{ranks}{graphs})"
-    return _Torch(decoder, geometry, _attention(described, config), name, room)
+    follows = described.device.type == "cuda" and parallel.size == 1
+    attention = _attention(described, config)
+    return _Torch(decoder, geometry, attention, name, room, follows=follows)
 
 
 def _check_plain(config: EngineConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +15,7 @@ import torch
 from radixserve.attention.arrays import paged_batch
 from radixserve.config import MOST_OF_A_GPU, EngineConfig
 from radixserve.errors import ConfigError
+from radixserve.model.device_sampler import Choices, Draw
 from radixserve.model.execution import Executable
 from radixserve.model.kv_storage import MOST_PAGES, KvGeometry, KvStorage
 from radixserve.model.sampler import sample
@@ -28,6 +29,9 @@ FEWEST_PAGES = 2
 GIB = 1 << 30
 DRIVER = 2 * GIB
 """More than a driver and a CUDA context hold: beyond it there is somebody else."""
+
+DEAREST = SamplingParams(seed=0, top_p=0.5, logprobs=0, min_tokens=1, stop_token_ids=(0,))
+"""The settings that take most memory to sample with."""
 
 Step = Callable[[], object]
 
@@ -296,6 +300,16 @@ def rehearsal(
         storage.kv.view(torch.uint8).zero_()  # of what is not a number nothing would be sampled
         logits = model.on(storage.kv)
         batch = paged_batch(plan, config.page_size)
-        return lambda: sample(logits(batch), plan.rows, ())
+        return lambda: _sample(logits(batch), plan.rows, on_device=model.follows)
 
     return prepare
+
+
+def _sample(logits: torch.Tensor, rows: Sequence[Row], *, on_device: bool) -> None:
+    """In all ways that a step may."""
+    sample(logits, rows, ())
+    if on_device:
+        draws = [Draw(at, row, DEAREST) for at, row in enumerate(rows)]
+        choices = Choices(draws, logits.shape[-1], ())
+        loaded = [torch.from_numpy(array).to(logits.device) for array in choices.arrays]
+        choices.choose(logits, loaded)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from radixserve.attention.arrays import PagedBatch, paged_batch
+from radixserve.attention.staging import CudaDevice
 from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
 from radixserve.model.cuda_graphs import CudaGraphs
@@ -17,6 +18,7 @@ from radixserve.model.facts import gpu_facts, reach_tools
 from radixserve.model.gpu_memory import CudaMemory, GpuSizing, rehearsal
 from radixserve.model.info import ModelInfo
 from radixserve.model.kv_storage import KvStorage, page_count
+from radixserve.model.launch import Launcher
 from radixserve.model.loader import Description, ModelFiles, describe
 from radixserve.model.memory import free_memory
 from radixserve.model.parallel import ALONE, Parallel
@@ -71,6 +73,16 @@ class ModelRunner:
             sampling_defaults=described.sampling_defaults,
             kv_format=geometry.format,
         )
+        self.launch: Launcher | None = None
+        """See ``radixserve.engine.core.Runner``."""
+        if model.follows:
+            self.launch = Launcher(
+                self._queue,
+                CudaDevice(device),
+                page_size=config.page_size,
+                vocabulary=self.info.vocab_size,
+                eos_token_ids=self.info.eos_token_ids,
+            )
 
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
         """Run ``plan``: its copies, then its rows.
@@ -88,8 +100,14 @@ class ModelRunner:
 
     def compute(self, copies: Sequence[PageCopy], batch: PagedBatch | None) -> torch.Tensor | None:
         """Run ``copies``, then the rows of ``batch``; the logits of those that sample."""
+        if batch is not None:
+            return self._queue(copies, batch)
         self._storage.copy_pages(copies)
-        return None if batch is None else self._logits(batch)
+        return None
+
+    def _queue(self, copies: Sequence[PageCopy], batch: PagedBatch) -> torch.Tensor:
+        self._storage.copy_pages(copies)
+        return self._logits(batch)
 
     def close(self) -> None:
         """End what was started for this model beside this process."""

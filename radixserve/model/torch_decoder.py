@@ -89,8 +89,11 @@ class TorchDecoder:
     def logits(self, batch: PagedBatch, backend: AttentionBackend) -> torch.Tensor:
         """Logits, [S, vocabulary], of ``batch.sample_rows``; the KV of all tokens is appended."""
         backend.begin(batch)
+        token_ids = batch.token_ids.to(self.device, non_blocking=True)
+        if batch.unknown is not None:
+            batch.unknown.fill(token_ids)
         return self.forward(
-            batch.token_ids.to(self.device, non_blocking=True),
+            token_ids,
             batch.positions.to(self.device, non_blocking=True),
             batch.sample_rows.to(self.device, non_blocking=True),
             backend,

@@ -36,6 +36,7 @@ class TransformersModel:
     """Transformers' own model, whose attention is ours."""
 
     graphs = 0
+    follows = False
 
     def __init__(
         self, described: Description, config: EngineConfig, kernels: CpuKernels | None, threads: int

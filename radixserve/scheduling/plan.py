@@ -10,6 +10,9 @@ import msgspec
 from radixserve.cache.pages import PageCopy
 from radixserve.scheduling.sampling import SamplingParams
 
+UNKNOWN = b"\xff\xff\xff\xff"
+"""The one token of a row whose value the step before chooses, and only the device knows: -1."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fork:
@@ -28,7 +31,8 @@ class Row:
     known remain to be computed; otherwise the logits of the row's last token choose the next one.
 
     A row is to be read until its plan is committed: a request that decodes keeps its row, and moves
-    it on when the token has come.
+    it on when the token has come. Where ``tokens`` is ``UNKNOWN``, it is the token that the step
+    before samples for this request; ``history`` lacks it too, until that step is committed.
     """
 
     request_id: str
@@ -54,8 +58,8 @@ class Row:
 
     @property
     def generated(self) -> int:
-        """Output tokens so far, which is also the index of the one that is sampled now."""
-        return len(self.history) // 4 - self.prompt_length
+        """Output tokens that a row which samples follows: the index of the one it samples."""
+        return self.start + len(self.tokens) // 4 - self.prompt_length
 
 
 @dataclass(slots=True)

@@ -11,6 +11,9 @@ from radixserve.scheduling.plan import Row
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import TOKEN_BYTES
 
+MAX_PREEMPTIONS = 2
+"""After the second one a request runs again only with room for all that it may ever need."""
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 _PACK = Struct(">i").pack
@@ -84,16 +87,15 @@ class Request:
             return "length"
         row = self.row
         if row is None:
-            self.row = self.next_row(1)
-        else:  # the same pages and settings, one token further
+            self.row = self.next_row(start, 1)
+        else:  # the same pages and settings, one token further; or that token was not known yet
             row.start = start
             row.tokens = packed
         return None
 
-    def next_row(self, count: int) -> Row:
-        """The next ``count`` tokens to compute. O(count)."""
+    def next_row(self, start: int, count: int) -> Row:
+        """``count`` known tokens to compute, from ``start`` on. O(count)."""
         assert self.lease is not None, "a running request holds a lease"
-        start = self.lease.computed
         end = start + count
         return Row(
             self.id,

@@ -19,19 +19,17 @@ from radixserve.scheduling.inflight import InFlight
 from radixserve.scheduling.plan import Fork, Sampled, StepPlan
 from radixserve.scheduling.progress import Progress, Totals
 from radixserve.scheduling.queue import WaitingQueue
-from radixserve.scheduling.request import FinishReason, Request
+from radixserve.scheduling.request import MAX_PREEMPTIONS, FinishReason, Request
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import TOKEN_BYTES
-
-MAX_PREEMPTIONS = 2
-"""After the second one a request runs again only with room for all that it may ever need."""
 
 
 class Scheduler:
     """Deterministic and without a clock: the same calls give the same plans.
 
-    ``plan`` and ``commit`` (or ``fail``) alternate; ``add`` and ``abort`` may come between any two
-    calls, also while a plan is being computed.
+    ``plan`` and ``commit`` (or ``fail``) alternate, or one plan is made behind another before that
+    is committed. ``add`` and ``abort`` may come between any two calls, also while a plan is being
+    computed.
     """
 
     def __init__(
@@ -53,6 +51,8 @@ class Scheduler:
         self._arrivals = 0
         self._ranked: list[Request] | None = None
         """The running requests by rank; None once they have changed."""
+        self._short = False
+        """Whether a plan behind another one found no pages for somebody, or no seat."""
 
     # Coming and going
 
@@ -121,12 +121,21 @@ class Scheduler:
 
     # Planning
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, behind: StepPlan | None = None) -> StepPlan | None:
         """The next step, or None when there is nothing to compute.
+
+        ``behind`` is the plan before, where that is not committed yet (all others are): it is the
+        next to be committed. Then None may also mean that the step has to wait for the commit.
 
         O(running requests + waiting ones looked at).
         """
         draft = Draft(self.config.max_num_batched_tokens)
+        if behind is None:
+            self._short = False
+        elif self._short:
+            return None
+        else:
+            draft.go_on(behind, self.running)
         preemptions = self.totals.preemptions
         prefills: list[Request] = []
         # Decoding goes first, so that a long prefill never takes a stream's turn.
@@ -134,21 +143,22 @@ class Scheduler:
             row, lease = request.row, request.lease
             if row is None or lease is None:
                 prefills.append(request)
-            elif row.start < lease.room or self._make_room(request, lease, 1, draft):
+            elif row.start < lease.room or self._make_room(request, lease, row.start + 1, draft):
                 draft.decoding[request.id] = row
         # There is always a token for each of them, and whom they preempted had no row yet.
         draft.budget -= len(draft.decoding)
         for request in prefills:
-            lease, count = request.lease, self._chunk(request, draft)
+            lease, start = request.lease, draft.start(request)
+            end = start + self._chunk(request, start, draft)
             # One without a lease was preempted by one before it.
-            if lease is not None and count and self._make_room(request, lease, count, draft):
-                draft.put(request.next_row(count))
-        if self.waiting and preemptions == self.totals.preemptions:
+            if lease is not None and end > start and self._make_room(request, lease, end, draft):
+                draft.put(request.next_row(start, end - start))
+        if self.waiting and preemptions == self.totals.preemptions and not self._short:
             self._admit(draft, prefills)
         rows = [*draft.decoding.values(), *draft.chunks.values()]
         if not rows:
             return None
-        self._plan_forks(draft)
+        draft.plan_forks(self.waiting, self.running, self._seats(draft))
         # Only now is anything in flight: what planning gave back may be used by the plan itself.
         plan = StepPlan(self.cache.begin_step(), rows, decoding=len(draft.decoding))
         for lease in draft.copying:
@@ -161,20 +171,19 @@ class Scheduler:
             self._ranked = sorted(self.running.values(), key=attrgetter("rank"))
         return self._ranked
 
-    def _chunk(self, request: Request, draft: Draft) -> int:
-        most = self.config.long_prefill_token_threshold or request.remaining
-        return min(request.remaining, most, draft.budget)
+    def _chunk(self, request: Request, start: int, draft: Draft) -> int:
+        remaining = request.known - start
+        return min(remaining, self.config.long_prefill_token_threshold or remaining, draft.budget)
 
-    def _make_room(self, request: Request, lease: Lease, count: int, draft: Draft) -> bool:
-        """Get pages for ``count`` more tokens, from those who come later if need be."""
-        while not lease.extend(count):
-            victim = self._victim(request.rank)
-            if victim is None:
-                # Nobody comes later: it is this request that steps back.
-                self._preempt(request, draft)
+    def _make_room(self, request: Request, lease: Lease, end: int, draft: Draft) -> bool:
+        """Get pages for the first ``end`` tokens, from those who come later if need be."""
+        while not lease.extend(end - lease.computed):
+            # Where nobody comes later it is this request that steps back.
+            victim = self._victim(request.rank) or request
+            if not self._preempt(victim, draft) or victim is request:
                 return False
-            self._preempt(victim, draft)
-        if lease.pending:
+        # The step before runs the copies of those that are in it.
+        if lease.pending and request.id not in draft.reached:
             draft.copying.append(lease)
         return True
 
@@ -187,13 +196,21 @@ class Scheduler:
         ]
         return max(later, key=attrgetter("rank"), default=None)
 
-    def _preempt(self, request: Request, draft: Draft) -> None:
-        """Preemption is release: the pages turn into cold leaves, the place in the queue stays."""
+    def _preempt(self, request: Request, draft: Draft) -> bool:
+        """Preemption is release: the pages turn into cold leaves, the place in the queue stays.
+
+        Behind a plan that is being computed nobody is preempted (False): the pages would not be
+        free before it ends, and the token that is being chosen would be lost. The next plan waits.
+        """
+        if draft.behind is not None:
+            self._short = True
+            return False
         draft.drop(request.id)
         self._leave(request)
         request.preemptions += 1
         self.totals.preemptions += 1
         self.waiting.add(request)
+        return True
 
     def _enter(self, request: Request, lease: Lease) -> None:
         """``request``, which waited, runs from now on."""
@@ -214,11 +231,13 @@ class Scheduler:
     # Admission
 
     def _admit(self, draft: Draft, prefills: list[Request]) -> None:
-        in_flight = InFlight(self.cache, prefills)
+        in_flight = InFlight(self.cache, [*draft.ready, *prefills])
         last = self.by_rank()[-1].priority if self.running else 0
         for request in self.waiting:
             if draft.budget < 1 and request.priority >= last:
                 return
+            if request.id in draft.reached:
+                continue  # a row of one of this id, that has ended, is still being computed
             leader = self._computing_sibling(request) or in_flight.leader(request)
             if leader is not None:
                 if request.priority < leader.priority:
@@ -231,18 +250,21 @@ class Scheduler:
             if not (self._seat(request, draft) and self._start(request, draft)):
                 # Whoever comes later waits too: nobody is starved by smaller ones.
                 return
-            draft.put(request.next_row(self._chunk(request, draft)))
+            start = request.computed
+            draft.put(request.next_row(start, self._chunk(request, start, draft)))
             in_flight.lead(request)
 
     def _seat(self, request: Request, draft: Draft) -> bool:
         """A seat for ``request``, if need be from a running one of lower priority."""
-        if len(self.running) < self.config.max_num_seqs:
+        if self._seats(draft) > 0:
             return True
         victim = self._victim(request.rank)
         if victim is None or victim.priority <= request.priority:
             return False
-        self._preempt(victim, draft)
-        return True
+        return self._preempt(victim, draft)
+
+    def _seats(self, draft: Draft) -> int:
+        return self.config.max_num_seqs - len(self.running) - draft.promised
 
     def _start(self, request: Request, draft: Draft) -> bool:
         """Lease the cached prefix and room for the rest of what is known, if it is to be had.
@@ -261,7 +283,8 @@ class Scheduler:
             victim = self._victim(request.rank)
             if victim is None or victim.priority <= request.priority:
                 return False
-            self._preempt(victim, draft)
+            if not self._preempt(victim, draft):
+                return False
         self._enter(request, lease)
         if lease.pending:
             draft.copying.append(lease)
@@ -277,19 +300,6 @@ class Scheduler:
     def _computing_sibling(self, request: Request) -> Request | None:
         first = self.running.get(request.sibling) if request.sibling else None
         return first if first is not None and first.generated == 0 else None
-
-    def _plan_forks(self, draft: Draft) -> None:
-        seats = self.config.max_num_seqs - len(self.running)
-        for request in self.waiting:
-            if seats < 1:
-                return
-            row = draft.chunks.get(request.sibling) if request.sibling else None
-            if request.cached is not None or row is None or row.sampling is None or row.generated:
-                continue
-            # One that was preempted twice has all the pages it needs; a fork would share one.
-            if self.running[row.request_id].preemptions < MAX_PREEMPTIONS:
-                row.forks.append(Fork(request.id, request.sampling))
-                seats -= 1
 
     def _fork(
         self,

@@ -22,7 +22,14 @@ from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack, unpack
 from tests.engine.saying import TEXT, SayingModel
-from tests.engine.simulated import simulated_engine
+from tests.engine.simulated import launch, simulated_engine
+
+
+@pytest.fixture(params=["one by one", "overlapped"], autouse=True)
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the engine computes them, which nobody outside may notice."""
+    if request.param == "overlapped":
+        monkeypatch.setattr(SayingModel, "launch", launch)
 
 
 @asynccontextmanager

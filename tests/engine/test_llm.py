@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+from radixserve.attention.arrays import PagedBatch
+from radixserve.cache.pages import PageCopy
 from radixserve.engine.llm import LLM
 from radixserve.errors import ContextLengthError, InvalidRequestError, RadixServeError
+from radixserve.model.launch import Launcher
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import unpack
 from tests.model import tiny
+from tests.model.test_launch import LateDevice
 from tests.text.tiny import tiny_tokenizer_dir
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -132,3 +138,30 @@ def test_forgetting_the_cache_says_what_was_dropped(llm: LLM):
     assert purge.dropped == 199 - before
     assert purge.held == 0
     assert llm.stats().pages_free == 199
+
+
+def test_where_steps_are_launched_it_collects_the_last_one_before_it_returns(llm: LLM):
+    def compute(copies: Sequence[PageCopy], batch: PagedBatch) -> torch.Tensor:
+        if batch.unknown is not None:
+            batch.unknown.fill(batch.token_ids)
+        logits = runner.compute(copies, batch)
+        assert logits is not None
+        return logits.clone()
+
+    texts, runner = ["One", "Two trees", "Three little trees"], llm.core.runner
+    expected = llm.generate(texts, GREEDY, n=2)
+    token = expected[0].completions[0].token_ids[4]
+    stopping = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(token,))
+    expected += llm.generate(texts[0], stopping)
+    runner.launch = Launcher(
+        compute, LateDevice(), page_size=4, vocabulary=266, eos_token_ids=runner.info.eos_token_ids
+    )
+    for asked, sampling, n, before in (
+        (texts, GREEDY, 2, expected[:3]),
+        (texts[0], stopping, 1, expected[3:]),  # a step has gone on with what this ends
+    ):
+        found = llm.generate(asked, sampling, n=n)
+        assert llm.core.idle
+        assert llm.core.cache.pool.quarantined == 0
+        assert [each.completions for each in found] == [each.completions for each in before]
+    assert "stop" in {each.completions[0].finish_reason for each in found}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from radixserve.attention.arrays import PagedBatch, paged_batch
+from radixserve.attention.arrays import PagedBatch, Unknown, paged_batch
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.errors import ConfigError
 from radixserve.model.cuda_graphs import (
@@ -123,9 +124,30 @@ def test_padded_rows_are_one_token_of_the_scratch_page():
     assert padded.append_offsets.tolist() == [0, 3, 0, 0]
     assert padded.sample_rows.tolist() == [0, 1, 2, 3]
     for field in fields(PagedBatch):
-        if field.name != "page_size":
+        if field.name not in ("page_size", "unknown"):
             before, after = getattr(batch, field.name), getattr(padded, field.name)
             assert before.dtype == after.dtype, field.name
+
+
+class PromptDevice(FakeDevice):
+    """One that does at once what it is given."""
+
+    def enqueue(self, kind: str, run: Callable[[], None]) -> None:
+        super().enqueue(kind, run)
+        self.finish()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        super().copy(target, source)
+        self.finish()
+
+
+def test_tokens_that_only_the_device_knows_are_filled_in_there():
+    setup = Setup(PromptDevice())
+    known = decoding(9, 4, 6)
+    expected = setup.graphed(known).clone()
+    places, tokens = torch.tensor([1, 2]), known.token_ids[1:].clone()
+    some = replace(known, token_ids=torch.tensor([7, -1, -1]), unknown=Unknown(places, tokens))
+    assert torch.equal(setup.graphed(some), expected)
 
 
 def test_a_batch_that_fills_its_bucket_is_not_padded():

@@ -15,6 +15,7 @@ import torch
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.model import runner
+from radixserve.model.device_sampler import Choices
 from radixserve.model.gpu_memory import (
     DRIVER,
     Claims,
@@ -23,6 +24,7 @@ from radixserve.model.gpu_memory import (
     arithmetic,
     largest_step,
     page_count,
+    rehearsal,
 )
 from radixserve.model.kv_storage import MOST_PAGES, KvGeometry
 from radixserve.model.loader import ModelFiles, describe
@@ -296,6 +298,30 @@ def test_a_model_on_a_gpu_is_sized_by_running_that_step(
     assert f"CUDA graphs {graphs // GIB}.00 GiB" in caplog.text or not graphs
     assert "CUDA graphs 0.0 MiB" in caplog.text or graphs
     assert model.geometry.token_bytes == 3 * 2 * 2 * 16 * 4
+
+
+def test_where_the_device_samples_that_is_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch):
+    class Follower:
+        geometry = replace(LLAMA, layers=1)
+        name = "a model"
+        follows = True
+
+        def on(self, kv: torch.Tensor) -> Callable[[Any], torch.Tensor]:
+            return lambda batch: torch.zeros(len(batch.sample_rows), 50)
+
+    chosen: list[int] = []
+
+    class Spy(Choices):
+        def choose(self, logits: torch.Tensor, loaded: Any) -> Any:
+            found = super().choose(logits, loaded)
+            chosen.extend(found.tokens.tolist())
+            return found
+
+    monkeypatch.setattr("radixserve.model.gpu_memory.Choices", Spy)
+    config = EngineConfig(max_num_seqs=5, max_num_batched_tokens=90)
+    rehearsal(Follower(), config, 64, torch.device("cpu"))()()
+    assert len(chosen) == 5
+    assert 0 not in chosen  # which the settings rule out, as they use all that there is to use
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from radixserve.model.sampler import sample, uniform
+from radixserve.model.sampler import sample, uniform, uniforms
 from radixserve.scheduling.plan import Fork, Row, Sampled
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
@@ -153,6 +153,15 @@ def test_a_seed_repeats_itself_and_every_token_of_it_is_drawn_anew():
     assert len(set(numbers)) == len(numbers)
     assert all(0 <= number < 1 for number in numbers)
     assert abs(sum(numbers) / len(numbers) - 0.5) < 0.03
+
+
+def test_many_numbers_at_once_are_those_drawn_one_by_one():
+    chance = random.Random(1)
+    seeds = [0, 1, -1, 2**63 - 1, -(2**63), *(chance.getrandbits(63) for _ in range(500))]
+    indices = [0, 5, 0, 2**31, 7, *(chance.randrange(10_000) for _ in range(500))]
+    one_by_one = [uniform(seed, index) for seed, index in zip(seeds, indices, strict=True)]
+    assert uniforms(seeds, indices).tolist() == one_by_one
+    assert uniforms([], []).tolist() == []
 
 
 def test_forks_sample_the_same_logits_each_its_own_way():

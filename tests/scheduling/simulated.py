@@ -14,9 +14,10 @@ from radixserve.cache.pages import SCRATCH_PAGE
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.config import EngineConfig
 from radixserve.scheduling.plan import Sampled, StepPlan
+from radixserve.scheduling.progress import Progress
 from radixserve.scheduling.request import Request
 from radixserve.scheduling.sampling import SamplingParams
-from radixserve.scheduling.scheduler import Progress, Scheduler
+from radixserve.scheduling.scheduler import Scheduler
 from radixserve.tokens import TOKEN_BYTES, pack, unpack
 
 VOCABULARY = 1000
@@ -46,6 +47,8 @@ def expected_output(prompt: list[int], count: int, salt: int = 0) -> list[int]:
 
 class SimulatedModel:
     """Executes plans on simulated KV. ``namespaces`` says which request is in which."""
+
+    launch = None
 
     def __init__(self, num_pages: int, page_size: int, budget: int):
         self.page_size = page_size
