@@ -108,7 +108,7 @@ class Served:
             )
 
         form = geometry(self._config(kv_heads), torch.float16)
-        self.model = _Torch(self.decoder, form, attention, "a model", room)
+        self.model = _Torch(self.decoder, form, attention, "a model", room, follows=False)
         self.logits = self.model.on(self.kv, self.device)
         self.device.done.clear()
 
