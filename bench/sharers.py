@@ -93,6 +93,7 @@ def draw(results: Numbers, path: Path) -> Path:
             [results["ceiling"][name] for _, name in points],
         )
         panel.set_xscale("log")
+        panel.minorticks_off()
         panel.set_xticks([at for at, _ in points], [f"{at:,}" for at, _ in points])
         panel.set_ylim(bottom=0)
         panel.legend(fontsize=6, frameon=False)
