@@ -119,6 +119,8 @@ class TorchDecoder:
         for index, (layer, norm) in enumerate(zip(self._layers, following, strict=True)):
             attended = self._attend(index, layer, hidden, positions, backend)
             if index == len(self._layers) - 1:  # what is left is for the logits alone
+                if not len(sample_rows):  # a kernel cannot be launched over no rows
+                    return hidden.new_empty(0, self._vocabulary)
                 attended, residual = attended[sample_rows], residual[sample_rows]
             hidden = self._parallel.sum(linear(attended, layer.output, layer.output_bias))
             hidden = ops.add_rms_norm(hidden, residual, layer.mlp_norm, epsilon)
