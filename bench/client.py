@@ -90,6 +90,36 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
+def session(url: str, *, total: float | None = None) -> aiohttp.ClientSession:
+    """For any number of requests to ``url`` at once; each may take ``total`` seconds."""
+    return aiohttp.ClientSession(
+        url,
+        # Servers close connections that are idle, also while they stand still: none is kept.
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=total, sock_connect=30),
+    )
+
+
+async def when_idle(http: aiohttp.ClientSession) -> dict[str, float]:
+    """The gauges and counters of our server once nothing runs and nothing waits.
+
+    What a part left behind that was cut would be counted as the next one's.
+    """
+    while True:
+        async with http.get("/metrics") as answer:
+            text = await answer.text()
+        found = {
+            family.name.removeprefix("radixserve:"): sum(
+                sample.value for sample in family.samples if "_created" not in sample.name
+            )
+            for family in text_string_to_metric_families(text)
+            if family.type in ("gauge", "counter")
+        }
+        if not found["num_requests_running"] + found["num_requests_waiting"]:
+            return found
+        await asyncio.sleep(0.2)
+
+
 class Connection:
     """One client of a server; an asynchronous context manager.
 
@@ -105,12 +135,7 @@ class Connection:
         self._ours, self._extra = ours, extra or {}
 
     async def __aenter__(self) -> Connection:
-        self._http = aiohttp.ClientSession(
-            self.endpoint.url,
-            # Servers close connections that are idle, also while they stand still: none is kept.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
-        )
+        self._http = session(self.endpoint.url)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,20 +149,9 @@ class Connection:
         """
         if not self._ours:
             return {}
-        while True:
-            with self._blamed():
-                async with self._http.get("/metrics") as answer:
-                    text = await answer.text()
-            families = {
-                family.name.removeprefix("radixserve:"): sum(
-                    sample.value for sample in family.samples if "_created" not in sample.name
-                )
-                for family in text_string_to_metric_families(text)
-            }
-            if not families["num_requests_running"] + families["num_requests_waiting"]:
-                return {name: families[name] for name in COUNTERS}
-            # What a part left behind that was cut would be counted as the next one's.
-            await asyncio.sleep(0.2)
+        with self._blamed():
+            found = await when_idle(self._http)
+        return {name: found[name] for name in COUNTERS}
 
     async def ask(
         self, turn: Turn, salt: str, start: float, *, sent: float | None = None

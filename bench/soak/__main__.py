@@ -28,11 +28,12 @@ from typing import Any
 
 import aiohttp
 
+from bench.client import session, when_idle
 from bench.machine import machine
 from bench.peer import mains
 from bench.servers import COMMAND, Process
 from bench.soak.visitors import VISITORS, Door, Findings, References, Visit, repeat
-from bench.soak.watch import Watch, idle
+from bench.soak.watch import Watch
 
 PAGES, SEATS, QUEUE = 260, 12, 24
 """About 4,000 tokens: enough for any one request, not for those that come together."""
@@ -44,6 +45,8 @@ OPTIONS = {
     "--scheduling-policy": "priority",
     "--log-level": "warning",
 }
+LONGEST = 300.0
+"""Seconds; an answer that takes longer is a fault."""
 HEALTHY = 0.1
 """Seconds in which 99 of 100 looks at /health have to be answered."""
 GROWTH = 1.1
@@ -87,21 +90,16 @@ async def _soak(options: argparse.Namespace, steps: mains.Steps, results: dict[s
         server = Process("soak", [*COMMAND, "--deterministic", *words], logs)
         await stack.enter_async_context(server)
         assert server.pid is not None
-        http = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                server.url, connector=aiohttp.TCPConnector(limit=0, force_close=True)
-            )
-        )
-        door = Door(server.url, findings)
-        stack.push_async_callback(door.close)
+        http = await stack.enter_async_context(session(server.url, total=LONGEST))
+        door = Door(http, findings)
         references = References(random.Random(options.seed))
         await references.learn(door)
         watch = Watch(server.url, server.pid, findings)
         await _visits(options, door, references, watch, http, steps)
-        numbers = await idle(http)
+        numbers = await when_idle(http)
         async with http.post("/reset_prefix_cache") as answer:
             purge = await answer.json()
-        after = await idle(http)
+        after = await when_idle(http)
         _judge(findings, numbers, purge, after)
         # An engine that is killed needs both cores, and its memory anew.
         if not (options.no_times or options.kills):

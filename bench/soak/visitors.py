@@ -58,16 +58,8 @@ class Findings:
 class Door:
     """The server as a client sees it."""
 
-    def __init__(self, url: str, findings: Findings):
-        self.findings = findings
-        self._http = aiohttp.ClientSession(
-            url,
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=300),
-        )
-
-    async def close(self) -> None:
-        await self._http.close()
+    def __init__(self, http: aiohttp.ClientSession, findings: Findings):
+        self._http, self.findings = http, findings
 
     async def whole(self, path: str, **body: Any) -> Event:
         """An answer in one piece.

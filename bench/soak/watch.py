@@ -11,7 +11,6 @@ from pathlib import Path
 from time import perf_counter
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.soak.visitors import Findings
 from radixserve.engine.process.supervisor import DELAYS
@@ -71,21 +70,6 @@ class Watch:
     async def _back(self, http: aiohttp.ClientSession, dead: int) -> bool:
         async with http.get("/health") as answer:
             return answer.status == 200 and dead not in children(self.pid)
-
-
-async def idle(http: aiohttp.ClientSession) -> dict[str, float]:
-    """The server's numbers once nothing runs and nothing waits."""
-    while True:
-        async with http.get("/metrics") as answer:
-            text = await answer.text()
-        found = {
-            family.name.removeprefix("radixserve:"): family.samples[0].value
-            for family in text_string_to_metric_families(text)
-            if len(family.samples) == 1
-        }
-        if not found["num_requests_running"] + found["num_requests_waiting"]:
-            return found
-        await asyncio.sleep(0.2)
 
 
 def children(pid: int) -> list[int]:

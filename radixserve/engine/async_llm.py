@@ -8,26 +8,23 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
-from radixserve.cache.prefix_cache import Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore, Runner
-from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
+from radixserve.engine.frontend import ModelCard
 from radixserve.engine.garbage import spare_what_is_loaded
 from radixserve.engine.loop import EngineLoop
 from radixserve.engine.messages import (
     Command,
     Dropped,
-    EngineStats,
     News,
     Refusal,
     StepNews,
     Stop,
 )
 from radixserve.engine.model_files import prepare, settle
-from radixserve.engine.streams import Streams
+from radixserve.engine.streams import Asking, Streams
 from radixserve.errors import EngineDeadError
 from radixserve.model import ranks
 from radixserve.text.tokenizer import Tokenizer
@@ -35,7 +32,7 @@ from radixserve.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 
-class AsyncLLM:
+class AsyncLLM(Asking):
     """Implements ``radixserve.engine.frontend.Frontend`` in the caller's process.
 
     One thread owns the ``EngineCore``: it takes commands between steps, and hands what a step
@@ -52,7 +49,6 @@ class AsyncLLM:
         self._over = False
         """Whether the thread takes no command any more; it may still be there for a moment."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stats: EngineStats | None = None
         self._closing = contextlib.ExitStack()
 
     async def start(self) -> None:
@@ -95,20 +91,6 @@ class AsyncLLM:
     def healthy(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and not self._over
 
-    def stats(self) -> EngineStats:
-        if self._stats is None:
-            raise EngineDeadError("The engine has not been started.")
-        return self._stats
-
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
-        return self._streams.generate(request)
-
-    async def reset_prefix_cache(self) -> Purge:
-        return await self._streams.reset()
-
-    def retry_after(self) -> float:
-        return self._streams.retry_after()
-
     # On the event loop
 
     def _command(self, command: Command) -> None:
@@ -130,8 +112,7 @@ class AsyncLLM:
     def _load(self) -> tuple[Runner, Tokenizer, str]:
         self.config = settle(self.config)
         files = prepare(self.config)
-        template = Path(self.config.chat_template) if self.config.chat_template else None
-        tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
+        tokenizer = Tokenizer.load(files.tokenizer, chat_template=self.config.chat_template)
         runner = ranks.load(files, self.config, eos_token_ids=tokenizer.eos_token_ids)
         self._closing.callback(runner.close)
         return runner, tokenizer, files.name

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 from tqdm import tqdm
 
 from radixserve.cache.namespace import client_namespace
@@ -25,7 +23,7 @@ from radixserve.errors import RadixServeError
 from radixserve.model import ranks
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer
-from radixserve.tokens import count, pack, unpack
+from radixserve.tokens import count, pack
 
 Prompt = str | Sequence[int]
 
@@ -82,9 +80,8 @@ class LLM:
         settings.setdefault("max_queue", sys.maxsize)
         config = settle(EngineConfig(model=model, **settings))
         files = prepare(config)
-        template = Path(config.chat_template) if config.chat_template else None
         self.name = files.name
-        self.tokenizer = Tokenizer.load(files.tokenizer, chat_template=template)
+        self.tokenizer = Tokenizer.load(files.tokenizer, chat_template=config.chat_template)
         runner = ranks.load(files, config, eos_token_ids=self.tokenizer.eos_token_ids)
         self.core = EngineCore(config, runner)
         spare_what_is_loaded()
@@ -114,19 +111,10 @@ class LLM:
         encoded = [
             self.tokenizer.encode(each) if isinstance(each, str) else pack(each) for each in many
         ]
-        draft = TextRequest(
-            id="",
-            prompt=b"",
-            sampling=SamplingParams(),
-            n=n,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            namespace=client_namespace(cache_salt),
-            cache=cache,
-        )
         if sampling is None or isinstance(sampling, SamplingParams):
             sampling = [sampling or SamplingParams()] * len(encoded)
         requests = [
-            replace(draft, id=uuid.uuid4().hex, prompt=prompt, sampling=each)
+            _request(prompt, each, n, stop, cache_salt, cache)
             for prompt, each in zip(encoded, sampling, strict=True)
         ]
         return self._run(requests, progress)
@@ -148,7 +136,8 @@ class LLM:
             RadixServeError: a step failed.
         """
         prompt = self.tokenizer.encode_chat(messages, **template)
-        [output] = self.generate([unpack(prompt)], sampling, n=n, stop=stop, cache_salt=cache_salt)
+        request = _request(prompt, sampling or SamplingParams(), n, stop, cache_salt, "on")
+        [output] = self._run([request], progress=False)
         return output
 
     def stats(self) -> EngineStats:
@@ -208,3 +197,22 @@ class LLM:
                 self.core.abort(delta.id)
                 del answers[delta.id]
                 yield delta.id
+
+
+def _request(
+    prompt: bytes,
+    sampling: SamplingParams,
+    n: int,
+    stop: str | Sequence[str],
+    cache_salt: str | None,
+    cache: CacheMode,
+) -> TextRequest:
+    return TextRequest(
+        id=uuid.uuid4().hex,
+        prompt=prompt,
+        sampling=sampling,
+        n=n,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        namespace=client_namespace(cache_salt),
+        cache=cache,
+    )

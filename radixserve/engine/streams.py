@@ -16,6 +16,7 @@ from radixserve.engine.messages import (
     Add,
     Command,
     Dropped,
+    EngineStats,
     GenerationDelta,
     Refusal,
     Reset,
@@ -157,6 +158,27 @@ class Streams:
         if running:
             with contextlib.suppress(EngineDeadError):
                 self._send(Abort(identity))
+
+
+class Asking:
+    """The half of a ``Frontend`` that asks, whatever the engine runs on."""
+
+    _streams: Streams
+    _stats: EngineStats | None = None
+
+    def stats(self) -> EngineStats:
+        if self._stats is None:
+            raise EngineDeadError("The engine has not been started.")
+        return self._stats
+
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
+        return self._streams.generate(request)
+
+    async def reset_prefix_cache(self) -> Purge:
+        return await self._streams.reset()
+
+    def retry_after(self) -> float:
+        return self._streams.retry_after()
 
 
 def _alarm(inbox: Inbox, timeout: float | None) -> asyncio.TimerHandle | None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from radixserve.config import Dtype
 from radixserve.errors import ConfigError, InvalidRequestError
 from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import unpack
 
 if TYPE_CHECKING:
     from radixserve.engine.llm import LLM, RequestOutput
@@ -131,8 +132,6 @@ def compare(llm: LLM, asked: Sequence[Asked], tolerance: float, *, progress: boo
 
 
 def _prompt(llm: LLM, number: int, asked: Asked) -> list[int]:
-    from radixserve.tokens import unpack
-
     try:
         if asked.messages is not None:
             return unpack(llm.tokenizer.encode_chat(asked.messages))

@@ -52,7 +52,7 @@ class Tokenizer:
         self._bound = read_bound(backend)
 
     @classmethod
-    def load(cls, directory: Path, *, chat_template: Path | None = None) -> Tokenizer:
+    def load(cls, directory: Path, *, chat_template: str | Path | None = None) -> Tokenizer:
         """Read the tokenizer in ``directory``; ``chat_template`` replaces the model's own.
 
         Raises:
@@ -61,7 +61,7 @@ class Tokenizer:
         slow = _read(directory)
         if chat_template is not None:
             try:
-                source: Any = chat_template.read_text(encoding="utf-8")
+                source: Any = Path(chat_template).read_text(encoding="utf-8")
             except (OSError, UnicodeError) as error:
                 raise ModelError(f"Cannot read chat template {chat_template}: {error}") from error
         else:

@@ -87,18 +87,6 @@ def test_an_exception_outside_of_what_computes_restarts_the_engine(tmp_path):
     asyncio.run(scenario())
 
 
-def test_memory_that_runs_out_in_a_step_fails_its_requests_alone(tmp_path):
-    async def scenario() -> None:
-        async with running(tmp_path, "memory") as engine:
-            old = engine.pid
-            deltas = await collect(engine, ask(engine))
-            assert deltas[-1].finish == "error"
-            assert len(await collect(engine, ask(engine, "next"))) == 20
-            assert engine.pid == old
-
-    asyncio.run(scenario())
-
-
 def test_a_step_that_takes_long_is_waited_for(tmp_path):
     async def scenario() -> None:
         async with running(tmp_path, "pause", step_timeout=30.0) as engine:

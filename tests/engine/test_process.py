@@ -160,9 +160,10 @@ def test_an_engine_that_dies_fails_what_is_in_flight_and_comes_back(tmp_path, ho
     asyncio.run(scenario())
 
 
-def test_a_failing_step_is_no_death(tmp_path):
+@pytest.mark.parametrize("how", ["fail", "memory"])
+def test_a_step_that_fails_or_runs_out_of_memory_is_no_death(tmp_path, how):
     async def scenario():
-        async with running(tmp_path, "fail") as engine:
+        async with running(tmp_path, how) as engine:
             old = engine.pid
             deltas = await collect(engine, ask(engine))
             assert deltas[-1].finish == "error"

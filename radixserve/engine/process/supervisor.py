@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from radixserve.cache.prefix_cache import Purge
 from radixserve.config import EngineConfig
-from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
+from radixserve.engine.frontend import ModelCard
 from radixserve.engine.messages import (
     Command,
     Dropped,
-    EngineStats,
     Found,
     News,
     Ready,
@@ -25,7 +23,7 @@ from radixserve.engine.messages import (
     StepNews,
 )
 from radixserve.engine.process.handle import COMMAND, Handle
-from radixserve.engine.streams import Streams
+from radixserve.engine.streams import Asking, Streams
 from radixserve.errors import EngineDeadError, RadixServeError
 from radixserve.text.tokenizer import Tokenizer
 
@@ -37,7 +35,7 @@ STEADY = 60.0
 """Seconds after which a run counts as a good one, and the delays begin anew."""
 
 
-class SupervisedLLM:
+class SupervisedLLM(Asking):
     """Implements ``radixserve.engine.frontend.Frontend``.
 
     Text is made of tokens here, so that templates and tokenizers never wait for a step, nor a step
@@ -55,7 +53,6 @@ class SupervisedLLM:
         self._starting = command
         self._handle: Handle | None = None
         self._supervising: asyncio.Task[None] | None = None
-        self._stats: EngineStats | None = None
         self._restarts = 0
         self._loading = 1.0
         """Seconds that the last start took."""
@@ -93,20 +90,6 @@ class SupervisedLLM:
     def healthy(self) -> bool:
         return self._handle is not None and not self._stuck()
 
-    def stats(self) -> EngineStats:
-        if self._stats is None:
-            raise EngineDeadError("The engine has not been started.")
-        return self._stats
-
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
-        return self._streams.generate(request)
-
-    async def reset_prefix_cache(self) -> Purge:
-        return await self._streams.reset()
-
-    def retry_after(self) -> float:
-        return self._streams.retry_after()
-
     def _command(self, command: Command) -> None:
         if self._supervising is None or self._supervising.done():
             raise EngineDeadError("The engine has stopped.")
@@ -133,11 +116,10 @@ class SupervisedLLM:
             found = await handle.receive()
             assert isinstance(found, Found)
             if self._stats is None:
-                template = self.config.chat_template
                 self.tokenizer = await asyncio.to_thread(
                     Tokenizer.load,
                     Path(found.tokenizer),
-                    chat_template=Path(template) if template else None,
+                    chat_template=self.config.chat_template,
                 )
             ready = await handle.receive()
             assert isinstance(ready, Ready)
