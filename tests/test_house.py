@@ -15,7 +15,7 @@ import radixserve
 ROOT = Path(radixserve.__file__).parent
 REPOSITORY = ROOT.parent
 
-BASE = {"errors", "config", "folders", "tokens", "__init__"}
+BASE = {"errors", "config", "folders", "tenant", "tokens", "__init__"}
 """What everyone may import, and what imports nobody."""
 
 ARROWS = {

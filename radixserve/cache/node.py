@@ -69,11 +69,13 @@ class Node:
 class Root(Node):
     """Where a namespace begins: an empty edge above all of its prefixes."""
 
-    __slots__ = ("namespace",)
+    __slots__ = ("namespace", "tenant")
 
-    def __init__(self, namespace: bytes, *, serial: int):
+    def __init__(self, namespace: bytes, tenant: str, *, serial: int):
         super().__init__(bytearray(), array("i"), None, end=0, serial=serial)
         self.namespace = namespace
+        self.tenant = tenant
+        """Whose pages those below are."""
 
 
 def common_head(key: Tokens, tokens: Tokens, at: int, stop: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import xxhash
@@ -12,6 +13,7 @@ from radixserve.cache.ledger import check
 from radixserve.cache.node import Node, Tokens, common_tokens
 from radixserve.cache.pages import PageCopy, PagePool
 from radixserve.cache.tree import RadixTree
+from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import TOKEN_BYTES
 
 
@@ -47,16 +49,21 @@ class PrefixCache:
         enabled: without it nothing is ever matched or kept, and leases only hand out pages.
     """
 
-    __slots__ = ("enabled", "evicted", "leases", "page_size", "pool", "tree")
+    __slots__ = ("enabled", "evicted", "leases", "page_size", "pool", "terms", "tree")
 
     def __init__(self, num_pages: int, page_size: int, *, enabled: bool = True):
         self.page_size = page_size
         self.enabled = enabled
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(page_size)
+        self.terms: dict[str, Terms] = {}
         self.leases: set[Lease] = set()
         self.evicted = 0
         """Pages evicted so far."""
+
+    def set_terms(self, terms: Mapping[str, Terms]) -> None:
+        """These are the terms of tenants from now on. O(tenants)."""
+        self.terms = dict(terms)
 
     @property
     def now(self) -> int:
@@ -87,6 +94,7 @@ class PrefixCache:
         namespace: bytes,
         room: int,
         *,
+        tenant: str = OPEN,
         limit: int | None = None,
         keep: bool = True,
     ) -> Lease | None:
@@ -98,7 +106,7 @@ class PrefixCache:
         page that is missing, those tokens are left to compute.
         """
         tree = self.tree
-        root = tree.root(namespace)
+        root = tree.root(namespace, tenant)
         reusable = self._reusable(tokens, limit)
         whole = reusable - reusable % tree.block
         anchor, at, child, common = tree.descend(root, tokens, whole)
@@ -167,9 +175,13 @@ class PrefixCache:
         self.pool.give_back(freed)
         return Purge(len(freed), held)
 
-    def reset(self) -> Purge:
-        """Forget everything, as ``purge`` does it. O(nodes + leases)."""
-        purges = [self.purge(namespace) for namespace in list(self.tree.roots)]
+    def reset(self, tenant: str | None = None) -> Purge:
+        """Forget everything, or all of one tenant, as ``purge`` does it. O(nodes + leases)."""
+        purges = [
+            self.purge(namespace)
+            for namespace, root in list(self.tree.roots.items())
+            if tenant is None or root.tenant == tenant
+        ]
         return Purge(sum(p.dropped for p in purges), sum(p.held for p in purges))
 
     def check(self) -> None:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from radixserve.cache.errors import CacheError
 from radixserve.cache.eviction import EvictionOrder
 from radixserve.cache.node import Node, Root, Tokens, common_head, common_tokens, walk
+from radixserve.tenant import OPEN
 from radixserve.tokens import TOKEN_BYTES
 
 
@@ -96,11 +97,11 @@ class RadixTree:
 
     # Growing
 
-    def root(self, namespace: bytes) -> Root:
-        """The root of ``namespace``, made when it is new. O(1)."""
+    def root(self, namespace: bytes, tenant: str = OPEN) -> Root:
+        """The root of ``namespace``, made for ``tenant`` when it is new. O(1)."""
         root = self.roots.get(namespace)
         if root is None:
-            root = Root(namespace, serial=self._count())
+            root = Root(namespace, tenant, serial=self._count())
             self.roots[namespace] = root
         return root
 

@@ -30,7 +30,7 @@ class Answer:
         )
         self._stops = StopStrings(request.stop, request.include_stop_str_in_output)
 
-    def sequence(self) -> GenerationRequest:
+    def sequence(self, deadline: float | None) -> GenerationRequest:
         """What the engine is asked for. The first answer computes the prompt, the others fork."""
         request = self._request
         sampling = request.sampling
@@ -42,9 +42,11 @@ class Answer:
             tokens=request.prompt,
             sampling=sampling,
             namespace=request.namespace,
+            tenant=request.tenant,
             priority=request.priority,
             sibling=f"{request.id}/0" if self.index else None,
             cache=request.cache,
+            deadline=deadline,
         )
 
     def take(self, delta: GenerationDelta) -> TextDelta:

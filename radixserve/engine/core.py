@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.progress import Progress
 from radixserve.scheduling.request import Request
 from radixserve.scheduling.scheduler import Scheduler
+from radixserve.tenant import Terms
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,8 @@ class EngineCore:
             request.tokens,
             sampling,
             namespace=on_engine(self.runner.info.kv_format, request.namespace),
+            tenant=request.tenant,
+            deadline=request.deadline,
             priority=request.priority,
             sibling=request.sibling,
             reuse=request.cache != "off",
@@ -206,9 +209,14 @@ class EngineCore:
         """Whether no request is left, and no step is being computed."""
         return self._flight is None and self.scheduler.idle
 
-    def reset_prefix_cache(self) -> Purge:
-        """Forget every cached prefix; running requests keep what they hold."""
-        return self.cache.reset()
+    def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
+        """Forget all cached prefixes, or a tenant's; running requests keep what they hold."""
+        return self.cache.reset(tenant)
+
+    def set_tenants(self, terms: Mapping[str, Terms]) -> None:
+        """These are the terms of tenants from now on."""
+        self.cache.set_terms(terms)
+        self.scheduler.set_terms(terms)
 
     def stats(self) -> EngineStats:
         """Gauges and totals as of now. O(1)."""

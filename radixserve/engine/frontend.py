@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from radixserve.cache.prefix_cache import Purge
 from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
 from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tenant import OPEN, Terms
 from radixserve.text.tokenizer import Tokenizer
 
 
@@ -40,6 +41,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     continuation: bool = False
     """The answer is put behind the prompt's text: a space that it begins with is meant."""
     namespace: bytes = b""
+    tenant: str = OPEN
+    """Whose pages and work it counts as."""
     priority: int = 0
     cache: CacheMode = "on"
     timeout: float | None = None
@@ -105,8 +108,11 @@ class Frontend(Protocol):
             EngineDeadError: the step loop has ended.
         """
 
-    async def reset_prefix_cache(self) -> Purge:
-        """Forget every cached prefix; running requests keep what they hold.
+    def set_tenants(self, terms: Mapping[str, Terms]) -> None:
+        """The terms of tenants from now on, also of an engine that is started again."""
+
+    async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
+        """Forget every cached prefix, or all of one tenant; running requests keep what they hold.
 
         Raises:
             EngineDeadError: the step loop has ended.

@@ -162,7 +162,7 @@ class LLM:
                 answers[answer.id] = (answer, output)
         try:
             for answer, _ in answers.values():
-                self.core.add(answer.sequence())
+                self.core.add(answer.sequence(None))
             with tqdm(total=len(answers), desc="Answers", disable=not progress) as bar:
                 for _ in self._finished(answers):
                     bar.update()

@@ -17,6 +17,7 @@ from radixserve.engine.messages import (
     News,
     Refusal,
     Reset,
+    SetTenants,
     StepNews,
     Stop,
 )
@@ -69,7 +70,9 @@ class EngineLoop:
                 case Abort():
                     core.abort(command.id)
                 case Reset():
-                    self._send(Dropped(core.reset_prefix_cache()))
+                    self._send(Dropped(core.reset_prefix_cache(command.tenant)))
+                case SetTenants():
+                    core.set_tenants(command.terms)
                 case Stop():
                     return False
             if core.idle:

@@ -22,6 +22,7 @@ from radixserve.errors import (
 )
 from radixserve.scheduling.plan import Sampled
 from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tenant import OPEN, Terms
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 CacheMode = Literal["on", "read-only", "off"]
@@ -38,11 +39,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     sampling: SamplingParams
     namespace: bytes = b""
     """What may share KV with this request; see ``radixserve.cache.namespace``."""
+    tenant: str = OPEN
+    """Whose pages and work it counts as."""
     priority: int = 0
     """The lower number goes first (only with the priority policy)."""
     sibling: str | None = None
     """Id of the first sequence of the same prompt (n > 1), whose pages this one forks."""
     cache: CacheMode = "on"
+    deadline: float | None = None
+    """Until when the client waits, in seconds of the machine's monotonic clock."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -111,14 +116,22 @@ class Abort(Message, frozen=True):
 
 
 class Reset(Message, frozen=True):
-    """Forget all prefixes; answered by ``Dropped``."""
+    """Forget all prefixes, or those of one tenant; answered by ``Dropped``."""
+
+    tenant: str | None = None
+
+
+class SetTenants(Message, frozen=True):
+    """From now on these are the terms of tenants; whoever is not among them has the defaults."""
+
+    terms: dict[str, Terms]
 
 
 class Stop(Message, frozen=True):
     """End the engine after the step that it is in."""
 
 
-Command = Add | Abort | Reset | Stop
+Command = Add | Abort | Reset | SetTenants | Stop
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):

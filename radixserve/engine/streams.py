@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from radixserve.cache.prefix_cache import Purge
 from radixserve.engine.answer import Answer
@@ -20,6 +20,7 @@ from radixserve.engine.messages import (
     GenerationDelta,
     Refusal,
     Reset,
+    SetTenants,
     StepNews,
 )
 from radixserve.errors import (
@@ -28,6 +29,7 @@ from radixserve.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from radixserve.tenant import Terms
 from radixserve.text.tokenizer import Tokenizer
 
 LATELY = 64
@@ -55,7 +57,7 @@ class Streams:
     def __init__(self, tokenizer: Tokenizer, most: int, send: Callable[[Command], None]):
         self._tokenizer = tokenizer
         self._most = most
-        self._send = send
+        self.send = send
         self._inboxes: dict[str, Inbox] = {}
         self._resets: deque[asyncio.Future[Purge]] = deque()
         self._ended: deque[float] = deque(maxlen=LATELY)
@@ -86,8 +88,10 @@ class Streams:
             self._inboxes[identity] = inbox
         alarm = _alarm(inbox, request.timeout)
         try:
-            sequences = [answer.sequence() for answer in answers.values()]
-            self._send(Add(sequences, time.monotonic()))
+            asked = time.monotonic()
+            deadline = None if request.timeout is None else asked + request.timeout
+            sequences = [answer.sequence(deadline) for answer in answers.values()]
+            self.send(Add(sequences, asked))
             while answers:
                 news = await inbox.get()
                 if isinstance(news, Exception):
@@ -111,10 +115,10 @@ class Streams:
             for identity in answers:
                 self._forget(identity, running=True)
 
-    async def reset(self) -> Purge:
+    async def reset(self, tenant: str | None = None) -> Purge:
         """See ``Frontend.reset_prefix_cache``."""
         done: asyncio.Future[Purge] = asyncio.get_running_loop().create_future()
-        self._send(Reset())
+        self.send(Reset(tenant))
         self._resets.append(done)
         return await done
 
@@ -157,7 +161,7 @@ class Streams:
             return
         if running:
             with contextlib.suppress(EngineDeadError):
-                self._send(Abort(identity))
+                self.send(Abort(identity))
 
 
 class Asking:
@@ -165,6 +169,7 @@ class Asking:
 
     _streams: Streams
     _stats: EngineStats | None = None
+    _terms: Mapping[str, Terms] | None = None
 
     def stats(self) -> EngineStats:
         if self._stats is None:
@@ -174,8 +179,13 @@ class Asking:
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         return self._streams.generate(request)
 
-    async def reset_prefix_cache(self) -> Purge:
-        return await self._streams.reset()
+    def set_tenants(self, terms: Mapping[str, Terms]) -> None:
+        self._terms = terms
+        with contextlib.suppress(EngineDeadError):  # the next one is told when it has started
+            self._streams.send(SetTenants(dict(terms)))
+
+    async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
+        return await self._streams.reset(tenant)
 
     def retry_after(self) -> float:
         return self._streams.retry_after()

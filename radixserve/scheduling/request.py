@@ -35,6 +35,8 @@ class Request:
     sampling: SamplingParams
     stop_tokens: frozenset[int]
     namespace: bytes
+    tenant: str
+    """Whose pages and work it counts as."""
     priority: int
     """The lower number goes first; a leader takes over the lowest of those that wait for it."""
     arrival: int
@@ -44,6 +46,8 @@ class Request:
     """Whether cached prefixes are taken."""
     keep: bool = True
     """Whether what it computes is left in the cache."""
+    deadline: float | None = None
+    """Until when it is waited for, in seconds; only compared with those of others."""
     lease: Lease | None = None
     row: Row | None = None
     """Its next step, kept while it decodes; None until it samples, and again once it has left."""

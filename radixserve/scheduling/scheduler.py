@@ -7,7 +7,7 @@ Agrawal et al., "Sarathi-Serve", OSDI 2024).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from radixserve.cache.lease import Lease
@@ -21,6 +21,7 @@ from radixserve.scheduling.progress import Progress, Totals
 from radixserve.scheduling.queue import WaitingQueue
 from radixserve.scheduling.request import MAX_PREEMPTIONS, FinishReason, Request
 from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import TOKEN_BYTES
 
 
@@ -48,6 +49,7 @@ class Scheduler:
         self.running: dict[str, Request] = {}
         self.waiting = WaitingQueue()
         self.totals = Totals()
+        self.terms: dict[str, Terms] = {}
         self._arrivals = 0
         self._ranked: list[Request] | None = None
         """The running requests by rank; None once they have changed."""
@@ -63,10 +65,12 @@ class Scheduler:
         sampling: SamplingParams,
         *,
         namespace: bytes = b"",
+        tenant: str = OPEN,
         priority: int = 0,
         sibling: str | None = None,
         reuse: bool = True,
         keep: bool = True,
+        deadline: float | None = None,
     ) -> Request:
         """Queue a prompt (int32 big-endian). O(log requests + tokens).
 
@@ -95,11 +99,13 @@ class Scheduler:
             sampling=sampling,
             stop_tokens=stops if sampling.ignore_eos else stops | self.eos_tokens,
             namespace=namespace,
+            tenant=tenant,
             priority=priority if self.config.scheduling_policy == "priority" else 0,
             arrival=self._arrivals,
             sibling=sibling,
             reuse=reuse,
             keep=keep,
+            deadline=deadline,
         )
         self.waiting.add(request)
         return request
@@ -110,6 +116,10 @@ class Scheduler:
         if request is not None:
             self._finish(request, reason)
         return request
+
+    def set_terms(self, terms: Mapping[str, Terms]) -> None:
+        """These are the terms of tenants from now on. O(tenants)."""
+        self.terms = dict(terms)
 
     @property
     def idle(self) -> bool:
@@ -277,7 +287,12 @@ class Scheduler:
         limit = None if request.reuse else 0
         while (
             lease := self.cache.reserve(
-                request.tokens, request.namespace, room, limit=limit, keep=request.keep
+                request.tokens,
+                request.namespace,
+                room,
+                tenant=request.tenant,
+                limit=limit,
+                keep=request.keep,
             )
         ) is None:
             victim = self._victim(request.rank)

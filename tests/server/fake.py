@@ -24,6 +24,7 @@ from radixserve.engine.frontend import (
 from radixserve.engine.messages import EngineStats, Usage
 from radixserve.errors import InvalidRequestError
 from radixserve.server.protocol import BoundedProtocol
+from radixserve.tenant import Terms
 from radixserve.text.stop_strings import StopStrings
 from radixserve.tokens import pack
 
@@ -110,7 +111,10 @@ class FakeFrontend:
     def retry_after(self) -> float:
         return 7.0
 
-    async def reset_prefix_cache(self) -> Purge:
+    def set_tenants(self, terms: Mapping[str, Terms]) -> None:
+        self.terms = dict(terms)
+
+    async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         if self.refuse is not None:
             raise self.refuse
         self._seen.clear()

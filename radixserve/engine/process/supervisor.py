@@ -20,6 +20,7 @@ from radixserve.engine.messages import (
     News,
     Ready,
     Refusal,
+    SetTenants,
     StepNews,
 )
 from radixserve.engine.process.handle import COMMAND, Handle
@@ -131,6 +132,8 @@ class SupervisedLLM(Asking):
         self._loading = time.monotonic() - began
         self._owes, self._silent = False, 0.0
         self._handle = handle
+        if self._terms is not None:
+            handle.send(SetTenants(dict(self._terms)))
         return handle
 
     def _introduce(self, found: Found, ready: Ready) -> None:
