@@ -15,11 +15,14 @@ from radixserve.server.cache import reset_prefix_cache
 from radixserve.server.chat import chat_completions
 from radixserve.server.completions import completions
 from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_with_error
+from radixserve.server.generate import generate
 from radixserve.server.health import health, version
+from radixserve.server.info import load, model_info, server_info
 from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
 from radixserve.server.request_id import CLIENT_GONE, RequestId
 from radixserve.server.service import Service, Settings
+from radixserve.server.tokenize import detokenize, tokenize
 
 
 def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starlette:
@@ -32,8 +35,17 @@ def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starl
             Route("/v1/models/{name:path}", get_model),
             Route("/health", health),
             Route("/ping", health, methods=["GET", "POST"]),
+            Route("/ready", health),
             Route("/version", version),
+            Route("/server_info", server_info),
+            Route("/get_server_info", server_info),
+            Route("/get_model_info", model_info),
+            Route("/load", load),
+            Route("/generate", generate, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+            Route("/flush_cache", reset_prefix_cache, methods=["POST"]),
             Route("/metrics", metrics),
         ],
         middleware=[Middleware(RequestId), Middleware(CatchAll)],

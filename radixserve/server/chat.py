@@ -38,7 +38,7 @@ async def chat_completions(request: Request) -> Response:
     fields, raws = await decode(body, ChatRequest, service.large_bodies)
     ignored = triage(raws, ChatRequest, CHAT_REFUSED)
     card = service.frontend.card
-    check_model(fields, card)
+    check_model(fields.model, card)
     length = ("max_tokens", fields.max_tokens)
     if fields.max_completion_tokens is not None:
         length = ("max_completion_tokens", fields.max_completion_tokens)
@@ -57,7 +57,7 @@ async def chat_completions(request: Request) -> Response:
         fields, request.headers, envelope.id, sampling=sampling, continuation=continued
     )
     service.check_length(len(fields.messages), "messages", at_least=True)
-    _check_messages(fields.messages)
+    check_messages(fields.messages)
     ignored += _ignored_in_messages(fields.messages)
     service.check_load()
     prompt = await service.text_work(partial(_encode, service, fields))
@@ -88,7 +88,7 @@ def _top_logprobs(fields: ChatRequest) -> int | None:
     return top if fields.logprobs else None
 
 
-def _check_messages(messages: list[dict[str, Any]]) -> None:
+def check_messages(messages: list[dict[str, Any]]) -> None:
     """The shape of each message; what it says is the template's to judge."""
     if not messages:
         raise invalid("messages", "messages must not be empty")

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TokenLogprob
-from radixserve.errors import InvalidRequestError
 from radixserve.server.answer import Envelope, clipped, respond
 from radixserve.server.fields import COMPLETION_REFUSED, triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, sampling_params, text_request
+from radixserve.server.prompts import Prompt, encoded, named
 from radixserve.server.service import Deltas, Service
 from radixserve.server.wire import (
     CompletionChoice,
@@ -23,12 +23,8 @@ from radixserve.server.wire import (
     CompletionRequest,
     invalid,
 )
-from radixserve.tokens import pack
 
-MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
-
-Prompt = str | list[int]
 
 
 async def completions(request: Request) -> Response:
@@ -37,7 +33,7 @@ async def completions(request: Request) -> Response:
     fields, raws = await decode(body, CompletionRequest, service.large_bodies)
     ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
     card = service.frontend.card
-    check_model(fields, card)
+    check_model(fields.model, card)
     sampling = sampling_params(
         fields,
         card,
@@ -47,7 +43,7 @@ async def completions(request: Request) -> Response:
         ),
         logprobs=("logprobs", fields.logprobs),
     )
-    named = _prompts(fields)
+    prompts = named(fields.prompt, "prompt")
     envelope = Envelope.of(
         fields, card.name, prefix="cmpl-", kind="text_completion", chunk_kind="text_completion"
     )
@@ -57,7 +53,7 @@ async def completions(request: Request) -> Response:
         envelope.id,
         sampling=sampling,
         continuation=True,
-        prompts=len(named),
+        prompts=len(prompts),
     )
     if fields.best_of not in (None, draft.n):
         raise invalid("best_of", "best_of must be the same as n", "unsupported_parameter")
@@ -65,51 +61,19 @@ async def completions(request: Request) -> Response:
         message = "echo together with logprobs is not supported here"
         raise invalid("echo", message, "unsupported_parameter")
     service.check_load()
+    special = fields.add_special_tokens is not False
     tokens = [
-        await service.text_work(partial(_encode, service, fields, param, prompt))
-        for param, prompt in named.items()
+        await service.text_work(
+            partial(encoded, service, prompt, param, add_special_tokens=special)
+        )
+        for param, prompt in prompts.items()
     ]
-    echoes = await service.text_work(partial(_echoes, service, fields, list(named.values())))
-    prompts = [
+    echoes = await service.text_work(partial(_echoes, service, fields, list(prompts.values())))
+    requests = [
         replace(draft, id=f"{envelope.id}-{index}", prompt=prompt)
         for index, prompt in enumerate(tokens)
     ]
-    return await respond(request, envelope, ignored, prompts, CompletionAnswer(echoes, draft.n))
-
-
-def _prompts(fields: CompletionRequest) -> dict[str, Prompt]:
-    """The prompts, each with its dotted path in the request."""
-    prompt = fields.prompt
-    if isinstance(prompt, str):
-        return {"prompt": prompt}
-    if not prompt:
-        raise invalid("prompt", "prompt must not be empty")
-    kind = type(prompt[0])
-    for index, entry in enumerate(prompt):
-        if type(entry) is not kind:
-            message = "prompt must hold strings, token ids or lists of token ids, not a mixture"
-            raise invalid(f"prompt.{index}", message, "invalid_type")
-    if kind is int:
-        return {"prompt": prompt}  # type: ignore[dict-item]
-    if len(prompt) > MAX_PROMPTS:
-        message = f"{len(prompt)} prompts were sent; at most {MAX_PROMPTS} are taken"
-        raise invalid("prompt", message)
-    return {f"prompt.{index}": entry for index, entry in enumerate(prompt)}  # type: ignore[misc]
-
-
-def _encode(service: Service, fields: CompletionRequest, param: str, prompt: Prompt) -> bytes:
-    if isinstance(prompt, str):
-        special = fields.add_special_tokens is not False
-        return service.encode(lambda: prompt, param=param, add_special_tokens=special)
-    service.check_length(len(prompt), param)
-    if not prompt:
-        raise InvalidRequestError(f"{param} must not be empty.", param=param)
-    size = service.frontend.card.vocab_size
-    if min(prompt) < 0 or max(prompt) >= size:
-        index = next(i for i, token in enumerate(prompt) if not 0 <= token < size)
-        message = f"{param}.{index} is no token id of this model: it has 0 to {size - 1}"
-        raise invalid(f"{param}.{index}", message)
-    return pack(prompt)
+    return await respond(request, envelope, ignored, requests, CompletionAnswer(echoes, draft.n))
 
 
 def _echoes(service: Service, fields: CompletionRequest, prompts: list[Prompt]) -> list[str]:

@@ -25,14 +25,14 @@ MAX_SALT = 512
 """Bytes of UTF-8."""
 
 
-def check_model(fields: GenerationFields, card: ModelCard) -> None:
+def check_model(name: str | None, card: ModelCard) -> None:
     """Refuse a name that is not the served model's; no name means it.
 
     Raises:
         ApiError: 404.
     """
-    if fields.model is not None and fields.model != card.name:
-        raise model_not_found(fields.model, card)
+    if name is not None and name != card.name:
+        raise model_not_found(name, card)
 
 
 def model_not_found(name: str, card: ModelCard) -> ApiError:

@@ -95,3 +95,19 @@ def test_two_apps_do_not_share_their_metrics(client: TestClient):
     chat(client)
     with TestClient(create_app(FakeFrontend())) as other:
         assert "radixserve:time_to_first_token_seconds_count" not in values(other)
+
+
+def test_routers_are_told_what_runs_here_and_how_busy_it_is(
+    client: TestClient, frontend: FakeFrontend
+):
+    frontend.waiting = 3
+    info = client.get("/server_info").json()
+    assert info == client.get("/get_server_info").json()
+    assert info["model"] == MODEL
+    assert info["max_model_len"] == 200
+    assert (info["pages_total"], info["pages_free"], info["waiting"]) == (100, 50, 3)
+    assert client.get("/load").json() == {"server_load": 4, "running": 1, "waiting": 3}
+    assert client.get("/get_model_info").json()["model_path"] == MODEL
+    assert client.get("/ready").status_code == 200
+    frontend.alive = False
+    assert client.get("/ready").status_code == 503

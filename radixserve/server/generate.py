@@ -1,0 +1,274 @@
+"""``POST /generate``: SGLang's own API, as far as its benchmarks and simple clients use it.
+
+Streams are cumulative, as there: each event holds the whole text so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.engine.frontend import TextDelta, TextRequest
+from radixserve.scheduling.sampling import MAX_LOGPROBS
+from radixserve.server.answer import clipped
+from radixserve.server.errors import ApiError
+from radixserve.server.fields import ignored_header
+from radixserve.server.limits import Raws, decode, read_body
+from radixserve.server.parameters import sampling_params, text_request
+from radixserve.server.prompts import Prompt, Prompts, encoded, named
+from radixserve.server.service import Deltas, Service, until_gone
+from radixserve.server.sse import EventStream
+from radixserve.server.wire import GenerationFields, invalid
+
+DEFAULT_MAX_TOKENS = 128
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "image_data": ([],),
+    "video_data": ([],),
+    "audio_data": ([],),
+    "input_embeds": (),
+    "lora_path": ([],),
+    "token_ids_logprob": ([],),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "custom_logit_processor": (),
+    "session_params": ({},),
+}
+"""Fields that are refused, each with the values that ask for nothing, beside null."""
+UNSUPPORTED = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
+"""Sampling parameters that are refused."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    sampling_seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    text: Prompts | None = None
+    input_ids: Prompts | None = None
+    sampling_params: dict[str, msgspec.Raw] | None = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+
+
+async def generate(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, GenerateRequest, service.large_bodies)
+    ignored = _ignored(raws)
+    chosen = _sampling(fields)
+    sent = _prompts(fields)
+    identity = uuid4().hex
+    draft = _draft(service, request, fields, chosen, identity, len(sent))
+    service.check_load()
+    tokens = [
+        await service.text_work(partial(encoded, service, prompt, param, add_special_tokens=True))
+        for param, prompt in sent.items()
+    ]
+    prompts = [
+        replace(draft, id=f"{identity}-{index}", prompt=prompt)
+        for index, prompt in enumerate(tokens)
+    ]
+    answers = Answers(identity, prompts, logprobs=bool(fields.return_logprob))
+    deltas = service.answers(prompts, request.state.tally)
+    headers = ignored_header(ignored)
+    several = ("text" not in sent and "input_ids" not in sent) or draft.n > 1
+    if fields.stream:
+        return EventStream(answers.events(deltas, several), service.settings, headers)
+    done = await until_gone(request.receive, answers.whole(deltas))
+    shown = msgspec.json.encode(done if several else done[0])
+    return Response(shown, headers=headers, media_type="application/json")
+
+
+class Answers:
+    """What was generated so far, in the shape of this API."""
+
+    def __init__(self, identity: str, prompts: list[TextRequest], *, logprobs: bool):
+        self._identity = identity
+        self._n = prompts[0].n
+        self._logprobs = logprobs
+        self._began = perf_counter()
+        self._texts: list[list[str]] = [[] for _ in range(len(prompts) * self._n)]
+        self._ids: list[list[int]] = [[] for _ in self._texts]
+        self._shown: list[list[list[Any]]] = [[] for _ in self._texts]
+        self._last: list[dict[str, Any]] = [{} for _ in self._texts]
+
+    async def whole(self, deltas: Deltas) -> list[dict[str, Any]]:
+        async with aclosing(deltas):
+            async for prompt, delta in deltas:
+                self._take(prompt, delta)
+        return self._last
+
+    async def events(self, deltas: Deltas, several: bool) -> AsyncGenerator[bytes, None]:
+        """The events of a stream; ``several`` answers are told apart by their index."""
+        async with aclosing(deltas):
+            async for prompt, delta in deltas:
+                index = self._take(prompt, delta)
+                if delta.text or delta.finish is not None:
+                    news = self._last[index] | ({"index": index} if several else {})
+                    yield b"data: " + msgspec.json.encode(news) + b"\n\n"
+
+    def _take(self, prompt: int, delta: TextDelta) -> int:
+        index = prompt * self._n + delta.index
+        self._texts[index].append(delta.text)
+        self._ids[index] += delta.tokens
+        for token, each in zip(delta.tokens, delta.logprobs, strict=False):
+            self._shown[index].append([clipped(each.logprob), token, each.token])
+        if delta.text or delta.finish is not None:
+            text = "".join(self._texts[index])
+            self._texts[index] = [text]
+            self._last[index] = {
+                "text": text,
+                "output_ids": self._ids[index],
+                "meta_info": self._meta(index, delta),
+            }
+        return index
+
+    def _meta(self, index: int, delta: TextDelta) -> dict[str, Any]:
+        usage = delta.usage
+        meta: dict[str, Any] = {
+            "id": self._identity if len(self._texts) == 1 else f"{self._identity}-{index}",
+            "finish_reason": _finish(delta),
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "e2e_latency": perf_counter() - self._began,
+        }
+        if self._logprobs:
+            meta["input_token_logprobs"] = []
+            meta["output_token_logprobs"] = self._shown[index]
+        return meta
+
+
+def _finish(delta: TextDelta) -> dict[str, Any] | None:
+    if delta.finish is None:
+        return None
+    if delta.finish == "length":
+        return {"type": "length", "length": delta.usage.completion_tokens}
+    return {"type": delta.finish, "matched": delta.stop}
+
+
+def _ignored(raws: Raws) -> list[str]:
+    """The names of fields without effect.
+
+    Raises:
+        ApiError: 400, one would change the answer.
+    """
+    ignored = []
+    for name, raw in raws.items():
+        if name in GenerateRequest.__struct_fields__ or bytes(raw) == b"null":
+            continue
+        if name not in NEUTRAL:
+            ignored.append(name)
+        elif len(bytes(raw)) > 64 or msgspec.json.decode(raw) not in NEUTRAL[name]:
+            raise _unsupported(name)
+    return ignored
+
+
+def _sampling(fields: GenerateRequest) -> SamplingFields:
+    """Raises ApiError: 400, a sampling parameter is of a wrong type or not supported."""
+    sent = fields.sampling_params or {}
+    for name in UNSUPPORTED:
+        if name in sent and bytes(sent[name]) != b"null":
+            raise _unsupported(f"sampling_params.{name}")
+    try:
+        return msgspec.convert(
+            {name: msgspec.json.decode(raw) for name, raw in sent.items()},
+            SamplingFields,
+            strict=False,
+        )
+    except msgspec.ValidationError as error:
+        raise invalid("sampling_params", f"sampling_params: {error}", "invalid_type") from error
+
+
+def _prompts(fields: GenerateRequest) -> dict[str, Prompt]:
+    if fields.text is not None and fields.input_ids is None:
+        return named(fields.text, "text")
+    if fields.text is None and fields.input_ids is not None:
+        return named(fields.input_ids, "input_ids")
+    raise invalid("text", "Send either text or input_ids")
+
+
+def _draft(
+    service: Service,
+    request: Request,
+    fields: GenerateRequest,
+    chosen: SamplingFields,
+    identity: str,
+    prompts: int,
+) -> TextRequest:
+    start = -1 if fields.logprob_start_len is None else fields.logprob_start_len
+    if fields.return_logprob and start >= 0:
+        raise _unsupported("logprob_start_len")
+    top = fields.top_logprobs_num or 0
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise invalid("top_logprobs_num", f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}")
+    # Their defaults are none of the model's.
+    asked = GenerationFields(
+        n=chosen.n,
+        min_tokens=chosen.min_new_tokens,
+        temperature=1.0 if chosen.temperature is None else chosen.temperature,
+        top_p=1.0 if chosen.top_p is None else chosen.top_p,
+        top_k=-1 if chosen.top_k is None else chosen.top_k,
+        min_p=chosen.min_p,
+        seed=chosen.sampling_seed,
+        repetition_penalty=chosen.repetition_penalty,
+        presence_penalty=chosen.presence_penalty,
+        frequency_penalty=chosen.frequency_penalty,
+        logit_bias=chosen.logit_bias,
+        stop=chosen.stop,
+        stop_token_ids=chosen.stop_token_ids,
+        include_stop_str_in_output=chosen.no_stop_trim,
+        ignore_eos=chosen.ignore_eos,
+        skip_special_tokens=chosen.skip_special_tokens,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt if fields.cache_salt is not None else fields.extra_key,
+    )
+    length = chosen.max_new_tokens
+    sampling = sampling_params(
+        asked,
+        service.frontend.card,
+        max_tokens=("max_new_tokens", DEFAULT_MAX_TOKENS if length is None else length),
+        logprobs=("top_logprobs_num", top if fields.return_logprob else None),
+    )
+    return text_request(
+        asked, request.headers, identity, sampling=sampling, continuation=True, prompts=prompts
+    )
+
+
+def _unsupported(name: str) -> ApiError:
+    return ApiError(
+        status=400,
+        message=f"{name} is not supported here.",
+        param=name,
+        code="unsupported_parameter",
+    )

@@ -1,0 +1,128 @@
+"""``POST /tokenize`` and ``/detokenize``: text to token ids and back, with vLLM's field names and
+those of llama.cpp's server."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.server.chat import check_messages
+from radixserve.server.fields import ignored_header
+from radixserve.server.limits import decode, read_body
+from radixserve.server.parameters import check_model
+from radixserve.server.prompts import packed
+from radixserve.server.service import Service
+from radixserve.server.wire import invalid
+from radixserve.tokens import unpack
+
+LONGEST_TEXT = 2**23
+"""Characters. Counting is meant for more than the model takes, but not for any length."""
+MOST_TOKENS = 2**21
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Either a text or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    """llama.cpp's name for ``prompt``."""
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeResponse(msgspec.Struct):
+    prompt: str
+    content: str
+
+
+async def tokenize(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, TokenizeRequest, service.large_bodies)
+    check_model(fields.model, service.frontend.card)
+    if fields.messages is not None:
+        check_messages(fields.messages)
+    found = await service.text_work(partial(_tokenize, service, fields))
+    unknown = [name for name in raws if name not in TokenizeRequest.__struct_fields__]
+    return _json(found, ignored_header(unknown))
+
+
+async def detokenize(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, DetokenizeRequest, service.large_bodies)
+    check_model(fields.model, service.frontend.card)
+    if len(fields.tokens) > MOST_TOKENS:
+        raise invalid("tokens", f"tokens must hold at most {MOST_TOKENS} ids")
+    packed(fields.tokens, "tokens", service.frontend.card.vocab_size)
+    tokenizer = service.frontend.tokenizer
+    text = await service.text_work(
+        partial(tokenizer.decode, fields.tokens, skip_special_tokens=False)
+    )
+    unknown = [name for name in raws if name not in DetokenizeRequest.__struct_fields__]
+    return _json(DetokenizeResponse(text, text), ignored_header(unknown))
+
+
+def _tokenize(service: Service, fields: TokenizeRequest) -> TokenizeResponse:
+    tokenizer = service.frontend.tokenizer
+    param, text = _text(service, fields)
+    if len(text) > LONGEST_TEXT:
+        raise invalid(param, f"{param} must have at most {LONGEST_TEXT} characters")
+    special = fields.messages is None
+    if fields.add_special_tokens is not None:
+        special = fields.add_special_tokens
+    ids = unpack(tokenizer.encode(text, add_special_tokens=special, param=param))
+    strings = [tokenizer.token_text(each) for each in ids] if fields.return_token_strs else None
+    return TokenizeResponse(len(ids), service.frontend.card.max_model_len, ids, strings)
+
+
+def _text(service: Service, fields: TokenizeRequest) -> tuple[str, str]:
+    """The name of the field that was sent, and the text that it comes to.
+
+    Raises:
+        ApiError: 400, not exactly one of them was sent.
+        InvalidRequestError: the template cannot render the messages.
+    """
+    sent = {
+        name: value
+        for name in ("prompt", "content", "messages")
+        if (value := getattr(fields, name)) is not None
+    }
+    if len(sent) != 1:
+        raise invalid("prompt", "Send exactly one of prompt, content and messages")
+    [(param, value)] = sent.items()
+    if isinstance(value, str):
+        return param, value
+    continued = bool(fields.continue_final_message)
+    opened = fields.add_generation_prompt
+    return param, service.frontend.tokenizer.render_chat(
+        value,
+        add_generation_prompt=not continued if opened is None else opened,
+        continue_final_message=continued,
+        template_kwargs=fields.chat_template_kwargs,
+    )
+
+
+def _json(body: msgspec.Struct, headers: dict[str, str]) -> Response:
+    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")

@@ -1,0 +1,118 @@
+"""SGLang's own API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from httpx2 import Response
+from starlette.testclient import TestClient
+
+from tests.server.asking import error_of, events, refused
+from tests.server.fake import ANSWER, FakeFrontend
+
+
+def generate(client: TestClient, **fields: Any) -> Response:
+    return client.post("/generate", json=fields)
+
+
+def test_a_text_is_continued(client: TestClient, frontend: FakeFrontend):
+    body = generate(client, text="Hi", sampling_params={"max_new_tokens": 4}).json()
+    assert body["text"] == ANSWER[:4]
+    assert bytes(body["output_ids"]).decode() == ANSWER[:4]
+    meta = body["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 4}
+    assert meta["prompt_tokens"] == 2
+    assert meta["completion_tokens"] == 4
+    assert meta["cached_tokens"] == 0
+    assert meta["e2e_latency"] > 0
+    again = generate(client, text="Hi").json()["meta_info"]
+    assert again["cached_tokens"] == 1
+    assert again["finish_reason"] == {"type": "stop", "matched": None}
+    assert frontend.requests[-1].sampling.temperature == 1.0
+
+
+def test_ids_are_a_prompt_too_and_several_prompts_get_a_list(client: TestClient):
+    assert generate(client, input_ids=[72, 105]).json()["meta_info"]["prompt_tokens"] == 2
+    for several in ({"text": ["a", "bc"]}, {"input_ids": [[1], [1, 2]]}):
+        answers = generate(client, **several).json()
+        assert [each["meta_info"]["prompt_tokens"] for each in answers] == [1, 2]
+        assert {each["text"] for each in answers} == {ANSWER}
+    both = generate(client, text="a", sampling_params={"n": 2}).json()
+    assert [each["text"] for each in both] == [ANSWER + "0", ANSWER + "1"]
+
+
+def test_a_stream_tells_the_whole_text_so_far(client: TestClient):
+    told = events(generate(client, text="Hi", stream=True))
+    assert [each["text"] for each in told] == [ANSWER[: i + 1] for i in range(len(ANSWER))]
+    assert [each["meta_info"]["completion_tokens"] for each in told] == [1, 2, 3, 4, 5, 6]
+    assert [each["meta_info"]["finish_reason"] is None for each in told] == [True] * 5 + [False]
+    pieces = events(generate(client, text=["a", "b"], stream=True))
+    assert {each["index"] for each in pieces} == {0, 1}
+
+
+def test_logprobs_stand_beside_their_tokens(client: TestClient):
+    meta = generate(client, text="Hi", return_logprob=True, logprob_start_len=-1).json()[
+        "meta_info"
+    ]
+    assert meta["output_token_logprobs"][0] == [-0.5, ord("H"), "H"]
+    assert len(meta["output_token_logprobs"]) == len(ANSWER)
+
+
+def test_what_its_benchmark_sends_is_taken(client: TestClient):
+    answer = generate(
+        client,
+        text="Hi",
+        sampling_params={"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
+        stream=True,
+        lora_path="" or None,
+        return_logprob=False,
+        return_routed_experts=False,
+        logprob_start_len=-1,
+        rid="mine",
+    )
+    assert answer.headers["x-radixserve-ignored"] == "rid"
+    assert events(answer)[-1]["text"] == ANSWER
+    assert client.post("/flush_cache").json()["success"] is True
+
+
+def test_extra_key_is_a_salt(client: TestClient, frontend: FakeFrontend):
+    generate(client, text="Hi", extra_key="a")
+    generate(client, text="Hi", cache_salt="a")
+    generate(client, text="Hi")
+    first, second, third = (request.namespace for request in frontend.requests)
+    assert first == second != third
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"text": []}, "text"),
+        ({"text": ""}, "text"),
+        ({"input_ids": [300]}, "input_ids.0"),
+        ({"text": ["x"] * 65}, "text"),
+        ({"text": "a", "lora_path": "x"}, "lora_path"),
+        ({"text": "a", "image_data": "x" * 100}, "image_data"),
+        ({"text": "a", "sampling_params": {"regex": "a+"}}, "sampling_params.regex"),
+        ({"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
+        ({"text": "a", "sampling_params": {"n": 10**9}}, "n"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num"),
+        ({"text": "x" * 300}, "text"),
+    ],
+)
+def test_what_cannot_be_is_named(
+    client: TestClient, frontend: FakeFrontend, fields: dict[str, Any], param: str
+):
+    assert refused(generate(client, **fields))[0] == param
+    assert frontend.requests == []
+
+
+def test_an_engine_that_fails_says_so(client: TestClient, frontend: FakeFrontend):
+    frontend.fail_after = 2
+    assert "It broke." in error_of(generate(client, text="a"), 500)["message"]
+    told = events(generate(client, text="a", stream=True))
+    assert "It broke." in told[-1]["error"]["message"]
