@@ -82,7 +82,7 @@ def main() -> None:
 
 
 async def _soak(options: argparse.Namespace, steps: mains.Steps, results: dict[str, Any]) -> None:
-    findings = Findings()
+    findings = Findings(say=steps.say)
     words = [str(word) for pair in OPTIONS.items() for word in pair]
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="radixserve-soak-")))

@@ -44,11 +44,14 @@ class Findings:
     compared: int = 0
     """Answers that were compared, token by token, with what the server said at first."""
     stop: bool = False
+    say: Callable[[str], None] = lambda text: None
+    """Tells whoever watches of the first faults, as they are seen."""
 
     def fault(self, text: str) -> None:
         self.counts["faults"] += 1
         if len(self.faults) < MOST_NOTES:
             self.faults.append(text)
+            self.say(f"fault: {text}")
 
     def check(self, right: bool, text: str) -> None:
         if not right:

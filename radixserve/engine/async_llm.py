@@ -70,6 +70,9 @@ class AsyncLLM(Asking):
             max_model_len=runner.info.max_model_len,
             vocab_size=runner.info.vocab_size,
             created=int(time.time()),
+            page_size=self.config.page_size,
+            prefix_cache=self.config.prefix_cache,
+            kv_cache_dtype=self.config.kv_cache_dtype,
             defaults=runner.info.sampling_defaults,
         )
         self._streams = Streams(

@@ -253,4 +253,4 @@ def _delta(progress: Progress) -> GenerationDelta:
 
 
 def _usage(request: Request) -> Usage:
-    return Usage(request.prompt_length, request.generated, request.cached or 0)
+    return Usage(request.prompt_length, request.generated, request.cached or 0, request.copied)

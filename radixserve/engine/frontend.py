@@ -22,6 +22,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     created: int
     """Unix time at which it was loaded, in seconds."""
+    page_size: int = 0
+    """Tokens a block: what is reused in place is whole blocks."""
+    prefix_cache: bool = True
+    kv_cache_dtype: str = "auto"
     defaults: dict[str, float | int] = {}
     """Sampling defaults of the model's generation_config.json (temperature, top_p, ...)."""
 

@@ -57,6 +57,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completion_tokens: int
     cached_tokens: int
     """Prompt tokens that were not computed: reused pages and copied part-blocks."""
+    copied_tokens: int = 0
+    """Of those, the copied ones."""
 
 
 class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -53,6 +53,8 @@ class Request:
     """Its next step, kept while it decodes; None until it samples, and again once it has left."""
     cached: int | None = None
     """Prompt tokens that were reused when it first ran; None before that."""
+    copied: int = 0
+    """Of those, the ones that were copied from a part of a block."""
     preemptions: int = 0
     behind: tuple[Request, int] | None = field(default=None, repr=False)
     """Whose prefill it waits for, and how far that had published when we last looked."""

@@ -305,6 +305,7 @@ class Scheduler:
             draft.copying.append(lease)
         if request.cached is None:
             request.cached = min(lease.reused, request.prompt_length - 1)
+            request.copied = max(0, request.cached - lease.published)
             if request.sibling is None:
                 self.totals.prompt_tokens += request.prompt_length
                 self.totals.cached_tokens += request.cached

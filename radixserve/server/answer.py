@@ -50,6 +50,8 @@ class Envelope:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    reuse: bool
+    """Whether usage says where the prompt's tokens came from."""
     ignored: list[str]
     """Stream options that have no effect."""
 
@@ -67,6 +69,7 @@ class Envelope:
             stream=bool(fields.stream),
             include_usage=include_usage,
             continuous_usage=continuous,
+            reuse=bool(fields.return_cached_tokens_details),
             ignored=ignored,
         )
 
@@ -93,7 +96,7 @@ class Envelope:
             model=self.model,
             system_fingerprint=FINGERPRINT,
             choices=choices,
-            usage=tally.usage() if usage else None if self.include_usage else UNSET,
+            usage=tally.usage(reuse=self.reuse) if usage else None if self.include_usage else UNSET,
         )
 
 

@@ -7,11 +7,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from radixserve.engine.frontend import Frontend
 from radixserve.errors import RadixServeError
-from radixserve.server.cache import reset_prefix_cache
+from radixserve.server.cache import cache_stats, reset_prefix_cache
 from radixserve.server.chat import chat_completions
 from radixserve.server.completions import completions
 from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_with_error
@@ -20,6 +20,7 @@ from radixserve.server.health import health, version
 from radixserve.server.info import load, model_info, server_info
 from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
+from radixserve.server.page import files, page
 from radixserve.server.request_id import CLIENT_GONE, RequestId
 from radixserve.server.service import Service, Settings
 from radixserve.server.tokenize import detokenize, tokenize
@@ -29,6 +30,8 @@ def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starl
     """The application that serves ``frontend``, which whoever calls this starts and stops."""
     app = Starlette(
         routes=[
+            Route("/", page),
+            Mount("/web", files()),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/models", list_models),
@@ -46,6 +49,7 @@ def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starl
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
             Route("/flush_cache", reset_prefix_cache, methods=["POST"]),
+            Route("/v1/cache/stats", cache_stats),
             Route("/metrics", metrics),
         ],
         middleware=[Middleware(RequestId), Middleware(CatchAll)],

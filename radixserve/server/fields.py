@@ -126,7 +126,6 @@ IGNORED = frozenset(
         "kv_transfer_params",
         "vllm_xargs",
         "nvext",
-        "return_cached_tokens_details",
     }
 )
 """Known and without effect here: labels, hints on cost or speed, fields of other servers."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from radixserve.engine.messages import Usage
-from radixserve.server.wire import PromptTokensDetails, UsageObject
+from radixserve.server.wire import PromptTokensDetails, Reuse, UsageObject
 
 
 @dataclass(slots=True)
@@ -17,8 +19,11 @@ class Tally:
     def take(self, prompt: int, index: int, usage: Usage) -> None:
         self.counts[prompt, index] = usage
 
-    def usage(self) -> UsageObject:
-        """The sum. What the answers to one prompt share, the prompt, counts once. O(answers)."""
+    def usage(self, *, reuse: bool = False) -> UsageObject:
+        """The sum. What the answers to one prompt share, the prompt, counts once. O(answers).
+
+        With ``reuse`` it says where the prompts' tokens came from.
+        """
         prompts: dict[int, Usage] = {}
         completion = 0
         for (prompt, index), usage in self.counts.items():
@@ -28,4 +33,7 @@ class Tally:
                 prompts[prompt] = usage
         tokens = sum(usage.prompt_tokens for usage in prompts.values())
         cached = sum(usage.cached_tokens for usage in prompts.values())
-        return UsageObject(tokens, completion, tokens + completion, PromptTokensDetails(cached))
+        details = PromptTokensDetails(cached)
+        copied = sum(usage.copied_tokens for usage in prompts.values())
+        parts = Reuse(cached - copied, copied, tokens - cached) if reuse else UNSET
+        return UsageObject(tokens, completion, tokens + completion, details, parts)

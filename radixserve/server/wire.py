@@ -44,6 +44,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     cache: CacheFields | None = None
     timeout: float | None = None
+    return_cached_tokens_details: bool | None = None
 
 
 class ChatRequest(GenerationFields, kw_only=True):
@@ -67,11 +68,23 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class Reuse(msgspec.Struct, frozen=True):
+    """Where the prompt's tokens came from."""
+
+    reused_tokens: int
+    """Pages of the cache, read in place."""
+    copied_tokens: int
+    """Parts of blocks, copied from the cache."""
+    computed_tokens: int
+
+
 class UsageObject(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    radixserve: Reuse | UnsetType = UNSET
+    """Only where ``return_cached_tokens_details`` asks for it."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

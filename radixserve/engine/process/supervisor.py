@@ -144,6 +144,9 @@ class SupervisedLLM(Asking):
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
             created=int(time.time()) if first else self.card.created,
+            page_size=self.config.page_size,
+            prefix_cache=self.config.prefix_cache,
+            kv_cache_dtype=self.config.kv_cache_dtype,
             defaults=ready.defaults,
         )
         if first:

@@ -1,0 +1,31 @@
+"""The page at ``/``: a chat that shows what was reused. Plain files, which need no build and no
+network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+
+WEB = Path(__file__).parent / "web"
+POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+async def page(request: Request) -> Response:
+    return FileResponse(WEB / "index.html", headers=HEADERS)
+
+
+def files() -> StaticFiles:
+    """What the page loads, under ``/web``."""
+    return StaticFiles(directory=WEB)
