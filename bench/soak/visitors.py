@@ -17,6 +17,8 @@ import aiohttp
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MARKER = re.compile(r"QZ[0-9a-f]{10}")
 TOPICS = ("trees", "rivers", "winter", "bread", "bridges", "the moon", "clocks", "wool")
+STATUS = {"server_overloaded": 503, "deadline_exceeded": 504}
+"""What an error in a stream would have been answered with before the stream began."""
 FINISHED = frozenset({"stop", "length"})
 MOST_NOTES = 20
 LONGEST_WAIT = 2.0
@@ -95,9 +97,7 @@ class Door:
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
-                    self._judge(
-                        503 if event["error"]["code"] == "server_overloaded" else 500, event
-                    )
+                    self._judge(STATUS.get(event["error"]["code"], 500), event)
                 yield event
             self.findings.check(done, "a stream ended without [DONE]")
 
