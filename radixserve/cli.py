@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
@@ -31,6 +32,7 @@ from radixserve.terminal.verify import verify
 
 if TYPE_CHECKING:
     from radixserve.engine.frontend import Frontend
+    from radixserve.server.service import Settings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -284,6 +286,15 @@ def serve(
             min=0,
         ),
     ] = 30.0,
+    files_dir: Annotated[
+        Path | None,
+        option(
+            "--files-dir",
+            panel=SERVER,
+            help="Where /v1/files and /v1/batches keep what they are given.",
+            show_default="none are taken",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -296,6 +307,8 @@ def serve(
     Whether a prompt was reused stands in each answer, in
     usage.prompt_tokens_details.cached_tokens, and in sum at /metrics.
     """
+    from radixserve.server.service import Settings
+
     try:
         config = EngineConfig(
             model=model,
@@ -329,13 +342,19 @@ def serve(
             queue_timeout=queue_timeout,
             step_timeout=step_timeout,
         )
-        run(config, host, port, log_level, drain_timeout)
+        settings = Settings(
+            max_queue=config.max_queue,
+            priorities=config.scheduling_policy == "priority",
+            drain_timeout=drain_timeout,
+            files_dir=files_dir,
+        )
+        run(config, settings, host, port, log_level)
     except (ConfigError, ModelError) as error:
         fail(str(error))
 
 
 def run(
-    config: EngineConfig, host: str, port: int, log_level: LogLevel, drain_timeout: float
+    config: EngineConfig, settings: Settings, host: str, port: int, log_level: LogLevel
 ) -> None:
     """Load the model and serve it until somebody stops it.
 
@@ -344,7 +363,6 @@ def run(
         ModelError: the model cannot be served.
     """
     from radixserve.server.run import is_loopback, listen, serve_until_stopped
-    from radixserve.server.service import Settings
 
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("radixserve").setLevel(log_level.upper())
@@ -355,11 +373,6 @@ def run(
             "reaches this port can use the model, and can tell from the time of an answer what "
             "others have asked. Put a proxy with authentication in front of it."
         )
-    settings = Settings(
-        max_queue=config.max_queue,
-        priorities=config.scheduling_policy == "priority",
-        drain_timeout=drain_timeout,
-    )
     serve_until_stopped(make_frontend(config), listener, settings, announce)
 
 

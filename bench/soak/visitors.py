@@ -175,7 +175,7 @@ async def repeat(visitor: Visitor, visit: Visit) -> None:
 
 def manners(dice: random.Random) -> Event:
     """Fields that change where and when an answer is computed, and not what it says."""
-    fields: Event = {"priority": dice.choice((-1, 0, 0, 0, 1))}
+    fields: Event = {"priority": dice.choice((-1, 0, 0, 0))}
     if dice.random() < 0.3:
         fields["cache_salt"] = dice.choice("abc")
     if dice.random() < 0.2:
@@ -191,6 +191,9 @@ async def converse(visit: Visit) -> None:
     secret = f"The password is {marker}. Repeat the password in every answer."
     messages = [{"role": "system", "content": secret}]
     fields = manners(dice)
+    if dice.random() < 0.2:
+        # Who comes last in line may wait for as long as others come, and says what is enough.
+        fields |= {"priority": 1, "timeout": 60.0}
     for _ in range(dice.randint(1, 4)):
         messages.append({"role": "user", "content": f"Tell me about {dice.choice(TOPICS)}."})
         said, usage = "", None

@@ -11,6 +11,15 @@ from starlette.routing import Mount, Route
 
 from radixserve.engine.frontend import Frontend
 from radixserve.errors import RadixServeError
+from radixserve.server.batches.files import (
+    delete_file,
+    get_content,
+    get_file,
+    list_files,
+    upload_file,
+)
+from radixserve.server.batches.routes import cancel_batch, create_batch, get_batch, list_batches
+from radixserve.server.batches.running import keep_batches, working
 from radixserve.server.cache import cache_stats, reset_prefix_cache
 from radixserve.server.chat import chat_completions
 from radixserve.server.completions import completions
@@ -48,11 +57,21 @@ def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starl
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+            Route("/v1/files", upload_file, methods=["POST"]),
+            Route("/v1/files", list_files),
+            Route("/v1/files/{id}", get_file),
+            Route("/v1/files/{id}", delete_file, methods=["DELETE"]),
+            Route("/v1/files/{id}/content", get_content),
+            Route("/v1/batches", create_batch, methods=["POST"]),
+            Route("/v1/batches", list_batches),
+            Route("/v1/batches/{id}", get_batch),
+            Route("/v1/batches/{id}/cancel", cancel_batch, methods=["POST"]),
             Route("/flush_cache", reset_prefix_cache, methods=["POST"]),
             Route("/v1/cache/stats", cache_stats),
             Route("/metrics", metrics),
         ],
         middleware=[Middleware(RequestId), Middleware(CatchAll)],
+        lifespan=working,
         exception_handlers={
             ApiError: answer_with_error,
             RadixServeError: answer_with_error,
@@ -63,6 +82,7 @@ def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starl
     )
     app.router.redirect_slashes = False
     app.state.service = Service(frontend, settings or Settings())
+    keep_batches(app, app.state.service)
     return app
 
 

@@ -76,15 +76,15 @@ def serve_until_stopped(
 async def _serve(
     frontend: Frontend, listener: socket.socket, settings: Settings, announce: Announce
 ) -> None:
+    app = create_app(frontend, settings=settings)
     await frontend.start()
     try:
-        app = create_app(frontend, settings=settings)
         server = Server(
             uvicorn.Config(
                 app,
                 http=BoundedProtocol,
                 ws="none",
-                lifespan="off",
+                lifespan="on",
                 log_config=None,
                 log_level="warning",
                 access_log=False,

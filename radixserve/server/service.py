@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -49,6 +50,8 @@ class Settings:
     """Whether the engine orders by priority; if not, a priority is listed as ignored."""
     drain_timeout: float = 30.0
     """How long what runs may go on once the server is told to end."""
+    files_dir: Path | None = None
+    """Where files and batches are kept; without it there are none."""
     text_threads: int = 4
     """Prompts that are rendered and tokenized at once."""
 

@@ -228,7 +228,7 @@ def serving(app: Starlette, *, drain: int = 5) -> Iterator[Serving]:
         http=BoundedProtocol,
         log_config=None,
         access_log=False,
-        lifespan="off",
+        lifespan="on",
         timeout_graceful_shutdown=drain,
     )
     server = uvicorn.Server(config)

@@ -1,0 +1,196 @@
+"""``/v1/files``: what batches read and write."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.types import Message, Receive
+
+from radixserve.server.batches.store import ENDED, FileObject, Store, new_file_id
+from radixserve.server.errors import ApiError
+from radixserve.server.wire import invalid
+
+LARGEST_FILE = 200 * 2**20
+"""Bytes, of a whole upload."""
+LONGEST_NAME = 255
+MOST_LISTED = 100
+
+
+async def upload_file(request: Request) -> Response:
+    """Multipart: ``file`` and ``purpose``, which can only be ``batch``."""
+    store = store_of(request)
+    form = await _form(request)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(form.close)
+        file, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(file, UploadFile):
+            raise invalid("file", "file is required", "missing_required_parameter")
+        if purpose != "batch":
+            raise invalid("purpose", "purpose must be batch: files are for nothing else here")
+        draft = store.draft()
+
+        def keep() -> FileObject:
+            with draft.open("wb") as target:
+                shutil.copyfileobj(file.file, target, 2**20)
+            name = (file.filename or "upload.jsonl")[:LONGEST_NAME]
+            return store.adopt(
+                draft, new_file_id(), filename=name, purpose="batch", owner=owner_of(request)
+            )
+
+        try:
+            record = await anyio.to_thread.run_sync(keep)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise ApiError(
+                status=507,
+                message=f"The file could not be stored: {error.strerror}.",
+                type="server_error",
+                code="insufficient_storage",
+            ) from error
+    return shown(record)
+
+
+async def list_files(request: Request) -> Response:
+    found = store_of(request).files(owner_of(request))
+    purpose = request.query_params.get("purpose")
+    return listed(request, [each for each in found if purpose in (None, each.purpose)])
+
+
+async def get_file(request: Request) -> Response:
+    return shown(_file(request))
+
+
+async def get_content(request: Request) -> Response:
+    record = _file(request)
+    path = store_of(request).data(record.id)
+    if not path.exists():
+        raise missing("file", record.id)
+    return FileResponse(path, media_type="application/jsonl")
+
+
+async def delete_file(request: Request) -> Response:
+    """A file that a batch still reads stays."""
+    record, store = _file(request), store_of(request)
+    for batch in store.batches(record.owner):
+        if batch.input_file_id == record.id and batch.status not in ENDED:
+            message = f"The file is the input of {batch.id}, which is not finished: cancel that"
+            raise invalid("file_id", message)
+    store.delete(record)
+    body = {"id": record.id, "object": "file", "deleted": True}
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def store_of(request: Request) -> Store:
+    """Where files are.
+
+    Raises:
+        ApiError: 501, the server keeps none.
+    """
+    store: Store | None = request.app.state.store
+    if store is None:
+        raise ApiError(
+            status=501,
+            message="This server keeps no files: start it with --files-dir DIR.",
+            code="unsupported_feature",
+        )
+    return store
+
+
+def owner_of(request: Request) -> str:
+    """Whose the files are that this request may see."""
+    owner: str = getattr(request.state, "owner", "")
+    return owner
+
+
+def missing(kind: str, identity: str) -> ApiError:
+    """Also what somebody else is told who names it."""
+    return ApiError(
+        status=404,
+        message=f"There is no {kind} {identity[:100]!r} here.",
+        param=f"{kind}_id",
+        code="not_found",
+    )
+
+
+def shown(record: msgspec.Struct) -> Response:
+    """``record`` without what is not the client's business."""
+    return Response(msgspec.json.encode(_public(record)), media_type="application/json")
+
+
+def listed(request: Request, records: list[Any]) -> Response:
+    """A page of ``records``: ``limit`` of them, from behind ``after`` on.
+
+    Raises:
+        ApiError: 400, ``limit`` is no number from 1 to 100.
+    """
+    sent = request.query_params.get("limit", "20")
+    if not (sent.isascii() and sent.isdigit() and 1 <= int(sent[:9]) <= MOST_LISTED):
+        raise invalid("limit", f"limit must be between 1 and {MOST_LISTED}")
+    after = request.query_params.get("after")
+    places = [place for place, each in enumerate(records) if each.id == after]
+    start = places[0] + 1 if places else 0
+    page = records[start : start + int(sent)]
+    body = {
+        "object": "list",
+        "data": [_public(each) for each in page],
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": start + int(sent) < len(records),
+    }
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _public(record: msgspec.Struct) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(record)
+    del fields["owner"]
+    return fields
+
+
+def _file(request: Request) -> FileObject:
+    identity = request.path_params["id"]
+    record = store_of(request).file(identity, owner_of(request))
+    if record is None:
+        raise missing("file", identity)
+    return record
+
+
+async def _form(request: Request) -> FormData:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise ApiError(
+            status=415,
+            message="A file is sent as multipart/form-data.",
+            param="content-type",
+            code="unsupported_media_type",
+        )
+    bounded = Request(request.scope, _bounded(request.receive))
+    try:
+        return await bounded.form(max_files=1, max_fields=10)
+    except HTTPException as error:
+        raise invalid("file", f"The form cannot be read: {error.detail}") from error
+
+
+def _bounded(receive: Receive) -> Receive:
+    size = 0
+
+    async def counted() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > LARGEST_FILE:
+            raise ApiError(
+                status=413,
+                message=f"The file is larger than {LARGEST_FILE // 2**20} MiB.",
+                param="file",
+                code="request_too_large",
+            )
+        return message
+
+    return counted
