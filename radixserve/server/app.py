@@ -29,6 +29,7 @@ from radixserve.server.health import health, version
 from radixserve.server.info import load, model_info, server_info
 from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
+from radixserve.server.openapi import openapi
 from radixserve.server.page import files, page
 from radixserve.server.request_id import CLIENT_GONE, RequestId
 from radixserve.server.service import Service, Settings
@@ -68,6 +69,7 @@ def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starl
             Route("/v1/batches/{id}/cancel", cancel_batch, methods=["POST"]),
             Route("/flush_cache", reset_prefix_cache, methods=["POST"]),
             Route("/v1/cache/stats", cache_stats),
+            Route("/openapi.json", openapi),
             Route("/metrics", metrics),
         ],
         middleware=[Middleware(RequestId), Middleware(CatchAll)],

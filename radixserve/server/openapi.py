@@ -1,0 +1,118 @@
+"""``GET /openapi.json``: the routes as they are, with the fields that they honour."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+import radixserve
+from radixserve.server.batches.routes import BatchRequest
+from radixserve.server.batches.store import BatchObject, FileObject
+from radixserve.server.errors import ErrorBody
+from radixserve.server.generate import GenerateRequest
+from radixserve.server.models import ModelList, ModelObject
+from radixserve.server.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from radixserve.server.wire import ChatRequest, CompletionRequest
+
+Struct = type[msgspec.Struct]
+
+BODIES: dict[str, Struct] = {
+    "POST /v1/chat/completions": ChatRequest,
+    "POST /v1/completions": CompletionRequest,
+    "POST /generate": GenerateRequest,
+    "POST /tokenize": TokenizeRequest,
+    "POST /detokenize": DetokenizeRequest,
+    "POST /v1/batches": BatchRequest,
+}
+"""What is sent, by method and path."""
+ANSWERS: dict[str, Struct] = {
+    "GET /v1/models": ModelList,
+    "GET /v1/models/{name}": ModelObject,
+    "POST /tokenize": TokenizeResponse,
+    "POST /detokenize": DetokenizeResponse,
+    "POST /v1/batches": BatchObject,
+    "GET /v1/batches/{id}": BatchObject,
+    "POST /v1/files": FileObject,
+    "GET /v1/files/{id}": FileObject,
+}
+"""What comes back with status 200, where it is more than a few words."""
+STREAMS = frozenset({"POST /v1/chat/completions", "POST /v1/completions", "POST /generate"})
+TEMPLATE = "#/components/schemas/{name}"
+REQUIRED = {"schema": {"type": "string"}, "in": "path", "required": True}
+
+
+async def openapi(request: Request) -> Response:
+    return JSONResponse(described(request.app.routes))
+
+
+def described(routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    """The OpenAPI 3.1 description of ``routes``."""
+    structs: set[Struct] = {*BODIES.values(), *ANSWERS.values(), ErrorBody}
+    unique = sorted(structs, key=lambda each: each.__name__)
+    schemas, components = msgspec.json.schema_components(unique, ref_template=TEMPLATE)
+    named = dict(zip(unique, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        if not isinstance(route, Route):
+            continue
+        path = route.path.replace(":path}", "}")
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            operation = _operation(f"{method} {path}", route, named)
+            paths.setdefault(path, {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "radixserve", "version": radixserve.__version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _operation(key: str, route: Route, named: dict[Struct, dict[str, Any]]) -> dict[str, Any]:
+    method, path = key.split(" ")
+    said: dict[str, Any] = {"description": "The answer."}
+    content: dict[str, Any] = {}
+    if key in ANSWERS:
+        content["application/json"] = {"schema": named[ANSWERS[key]]}
+    if key in STREAMS:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if content:
+        said["content"] = content
+    refused = {
+        "description": "What is wrong, and what to do.",
+        "content": {"application/json": {"schema": named[ErrorBody]}},
+    }
+    operation: dict[str, Any] = {
+        "operationId": f"{method.lower()}{path}".translate(str.maketrans("/{}", "___")),
+        "responses": {"200": said, "4XX": refused, "5XX": refused},
+    }
+    if doc := inspect.getdoc(route.endpoint):
+        operation["description"] = doc
+    names = [each[1:-1] for each in path.split("/") if each.startswith("{")]
+    if names:
+        operation["parameters"] = [{"name": name, **REQUIRED} for name in names]
+    if key in BODIES:
+        body = {"application/json": {"schema": named[BODIES[key]]}}
+        operation["requestBody"] = {"required": True, "content": body}
+    elif key == "POST /v1/files":
+        operation["requestBody"] = _upload()
+    return operation
+
+
+def _upload() -> dict[str, Any]:
+    fields = {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"const": "batch"},
+    }
+    schema = {"type": "object", "properties": fields, "required": list(fields)}
+    return {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
