@@ -62,6 +62,11 @@ class EngineDeadError(RadixServeError):
         self.retry_after = retry_after
 
 
+class LostError(RadixServeError):
+    """The engine has failed at something and has begun anew: all its requests are lost, and nothing
+    is cached. They can be sent again."""
+
+
 class ConfigError(RadixServeError):
     """A setting, or a combination of settings, that cannot work."""
 

@@ -18,6 +18,7 @@ from radixserve.engine.loop import EngineLoop
 from radixserve.engine.messages import (
     Command,
     Dropped,
+    Lost,
     News,
     Refusal,
     StepNews,
@@ -101,10 +102,15 @@ class AsyncLLM(Asking):
             raise EngineDeadError("The engine has stopped.")
         self._commands.put(command)
 
-    def _take(self, news: StepNews | Refusal | Dropped) -> None:
+    def _take(self, news: StepNews | Refusal | Lost | Dropped) -> None:
         if isinstance(news, StepNews):
             self._stats = news.stats
-        self._streams.take(news)
+        try:
+            self._streams.take(news)
+        except Exception as error:
+            log.exception("what the engine said was lost")
+            self._commands.put(Stop())
+            self._end(EngineDeadError(f"What the engine said was lost: {error!r}."))
 
     def _end(self, error: Exception) -> None:
         self._over = True

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +20,7 @@ from radixserve.cache.namespace import on_engine
 from radixserve.cache.prefix_cache import PrefixCache, Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest, Usage
-from radixserve.errors import EngineDeadError, InvalidRequestError
+from radixserve.errors import EngineDeadError, InvalidRequestError, LostError, RadixServeError
 from radixserve.model.info import ModelInfo
 from radixserve.scheduling.describe import describe
 from radixserve.scheduling.plan import Sampled, StepPlan
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 
 STALLED_PLANS = 200
 """Plans without a single token, although requests wait, after which one of them is given up."""
+FAILURES = 10
+"""Steps in a row that fail, after which the engine is given up: a GPU that has failed once may
+compute nothing more in the same process."""
 
 
 class Launched(Protocol):
@@ -68,21 +73,29 @@ class Flight(NamedTuple):
 
 
 class EngineCore:
-    """Cache, scheduler and model of one engine. Not thread-safe: one thread owns it."""
+    """Cache, scheduler and model of one engine. Not thread-safe: one thread owns it.
+
+    A step that cannot be computed ends its requests and nobody else's. An exception anywhere else
+    leaves cache and scheduler half way between two states: they are thrown away, all requests with
+    them, and new ones take their place.
+    """
 
     def __init__(self, config: EngineConfig, runner: Runner):
-        info = runner.info
         self.config = config
         self.runner = runner
-        self.cache = PrefixCache(info.num_pages, config.page_size, enabled=config.prefix_cache)
-        self.scheduler = Scheduler(
-            self.cache, config, max_model_len=info.max_model_len, eos_tokens=info.eos_token_ids
-        )
+        self.scheduler = self._empty()
         self._steps = 0
-        self._flight: Flight | None = None
+        self._flights: deque[Flight] = deque()
+        """The steps that are being computed, in order: after ``step`` there is at most one."""
         self._seeds = random.Random(config.seed)
         self._barren = 0
         """Plans in a row that had nothing in them although requests wait."""
+        self._failures = 0
+        """Steps in a row that failed."""
+
+    @property
+    def cache(self) -> PrefixCache:
+        return self.scheduler.cache
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -91,6 +104,7 @@ class EngineCore:
             InvalidRequestError: an empty prompt, or a token id that the model does not have.
             ContextLengthError: the prompt can never fit.
             OverloadedError: the queue is full.
+            LostError: all requests were lost, this one too.
         """
         vocabulary = self.runner.info.vocab_size
         request.sampling.check_vocabulary(vocabulary)
@@ -106,23 +120,30 @@ class EngineCore:
         sampling = request.sampling
         if sampling.seed is None and not sampling.greedy:
             sampling = replace(sampling, seed=self._seeds.getrandbits(63))
-        self.scheduler.add(
-            request.id,
-            request.tokens,
-            sampling,
-            namespace=on_engine(self.runner.info.kv_format, request.namespace),
-            tenant=request.tenant,
-            deadline=request.deadline,
-            priority=request.priority,
-            sibling=request.sibling,
-            reuse=request.cache != "off",
-            keep=request.cache == "on",
-        )
+        namespace = on_engine(self.runner.info.kv_format, request.namespace)
+        with self._all_or_anew():
+            self.scheduler.add(
+                request.id,
+                request.tokens,
+                sampling,
+                namespace=namespace,
+                tenant=request.tenant,
+                deadline=request.deadline,
+                priority=request.priority,
+                sibling=request.sibling,
+                reuse=request.cache != "off",
+                keep=request.cache == "on",
+            )
 
     def abort(self, request_id: str) -> GenerationDelta | None:
-        """End a request and give back what it holds; None if it has ended already."""
-        request = self.scheduler.abort(request_id)
-        return None if request is None else _delta(Progress(request, finish="abort"))
+        """End a request and give back what it holds; None if it has ended already.
+
+        Raises:
+            LostError: all requests were lost.
+        """
+        with self._all_or_anew():
+            request = self.scheduler.abort(request_id)
+            return None if request is None else _delta(Progress(request, finish="abort"))
 
     def unstarted(self, request_id: str) -> bool:
         """Whether a request waits for its first step, and for no other of its prompt. O(1)."""
@@ -132,15 +153,19 @@ class EngineCore:
     def step(self) -> list[GenerationDelta]:
         """Compute one step; where the runner launches steps, launch one and collect the one before.
 
-        Empty when no sequence got a token, also when there is nothing to do. A step that raises
-        fails the requests in it, and with them their rows in the step behind it; the others go on.
+        Empty when no sequence got a token, also when there is nothing to do. A step that cannot be
+        computed fails the requests in it, and with them their rows in the step behind it; the
+        others go on.
 
         Raises:
-            EngineDeadError: what computes steps has ended.
+            EngineDeadError: what computes steps has ended, or does nothing but fail.
+            LostError: all requests were lost.
         """
-        launch = self.runner.launch
-        if launch is not None:
-            return self._overlap(launch)
+        with self._all_or_anew():
+            launch = self.runner.launch
+            return self._compute() if launch is None else self._overlap(launch)
+
+    def _compute(self) -> list[GenerationDelta]:
         plan = self.scheduler.plan()
         if plan is None:
             return [] if self.idle else self._stalled()
@@ -152,7 +177,7 @@ class EngineCore:
             raise
         except Exception as error:
             return self._fail(plan, error)
-        return [_delta(progress) for progress in self.scheduler.commit(plan, sampled)]
+        return self._commit(plan, sampled)
 
     def _stalled(self) -> list[GenerationDelta]:
         """Work waits and nothing can be computed: that is a fault of ours, and costs one request
@@ -168,7 +193,7 @@ class EngineCore:
         return [_delta(Progress(request, finish="error", error=error))]
 
     def _overlap(self, launch: Callable[[StepPlan], Launched]) -> list[GenerationDelta]:
-        before, self._flight = self._flight, None
+        before = self._flights[0] if self._flights else None
         plan, fault = None, None
         if before is None or before.launched.followable:
             plan = self.scheduler.plan(None if before is None else before.plan)
@@ -178,7 +203,7 @@ class EngineCore:
         if plan is not None:
             self._steps += 1
             try:
-                self._flight = Flight(plan, launch(plan))
+                self._flights.append(Flight(plan, launch(plan)))
             except EngineDeadError:
                 raise
             except Exception as error:
@@ -195,23 +220,78 @@ class EngineCore:
         except EngineDeadError:
             raise
         except Exception as error:
+            self._flights.popleft()
             return self._fail(flight.plan, error)
-        return [_delta(progress) for progress in self.scheduler.commit(flight.plan, sampled)]
+        self._flights.popleft()
+        return self._commit(flight.plan, sampled)
+
+    def _commit(self, plan: StepPlan, sampled: list[tuple[Sampled, ...]]) -> list[GenerationDelta]:
+        self._failures = 0
+        return [_delta(progress) for progress in self.scheduler.commit(plan, sampled)]
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[GenerationDelta]:
         rows = len(plan.rows)
         log.error("step %d failed with %d requests in it", plan.step, rows, exc_info=error)
-        failed = self.scheduler.fail(plan, f"The step that computed this failed: {error}")
+        failed = self.scheduler.fail(plan, f"The step that computed this failed: {_words(error)}")
+        self._failed(error)
         return [_delta(progress) for progress in failed]
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures >= FAILURES:
+            raise EngineDeadError(
+                f"{FAILURES} steps failed one after the other, the last one so: {_words(error)}"
+            ) from error
+
+    @contextmanager
+    def _all_or_anew(self) -> Iterator[None]:
+        """What changes cache or scheduler is done in here, to its end or not at all."""
+        try:
+            yield
+        except (RadixServeError, GeneratorExit):
+            raise  # before anything was changed
+        except Exception as error:
+            log.exception("all requests are lost: %d", self._begin_anew())
+            self._failed(error)
+            raise LostError(f"The engine has failed: {_words(error)}") from error
+        except BaseException:  # somebody at a keyboard
+            self._begin_anew()
+            raise
+
+    def _begin_anew(self) -> int:
+        """Forget all requests and all that is cached. Returns how many requests that were."""
+        before, self.scheduler = self.scheduler, self._empty()
+        lost = len(before.running) + len(before.waiting)
+        self.scheduler.totals = totals = before.totals
+        totals.finished["error"] = totals.finished.get("error", 0) + lost
+        self.cache.evicted = before.cache.evicted
+        self.set_tenants(before.terms)
+        while self._flights:
+            # Its pages are taken by others, once it does not write to them any more.
+            with suppress(Exception):
+                self._flights.popleft().launched.collect()
+        return lost
+
+    def _empty(self) -> Scheduler:
+        info, config = self.runner.info, self.config
+        cache = PrefixCache(info.num_pages, config.page_size, enabled=config.prefix_cache)
+        return Scheduler(
+            cache, config, max_model_len=info.max_model_len, eos_tokens=info.eos_token_ids
+        )
 
     @property
     def idle(self) -> bool:
         """Whether no request is left, and no step is being computed."""
-        return self._flight is None and self.scheduler.idle
+        return not self._flights and self.scheduler.idle
 
     def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
-        """Forget all cached prefixes, or a tenant's; running requests keep what they hold."""
-        return self.cache.reset(tenant)
+        """Forget all cached prefixes, or a tenant's; running requests keep what they hold.
+
+        Raises:
+            LostError: all requests were lost, and of prefixes nothing is left.
+        """
+        with self._all_or_anew():
+            return self.cache.reset(tenant)
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         """These are the terms of tenants from now on."""
@@ -250,6 +330,10 @@ def _delta(progress: Progress) -> GenerationDelta:
         usage=_usage(request),
         error=progress.error,
     )
+
+
+def _words(error: Exception) -> str:
+    return str(error) or repr(error)
 
 
 def _usage(request: Request) -> Usage:

@@ -92,6 +92,10 @@ class Frontend(Protocol):
     card: ModelCard
     tokenizer: Tokenizer
 
+    @property
+    def most(self) -> int:
+        """Answers that may run and wait at once."""
+
     async def start(self) -> None:
         """Load the model and start the step loop; returns when requests can be served."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import deque
 from collections.abc import Callable
 
+from radixserve.cache.prefix_cache import Purge
 from radixserve.engine.core import EngineCore
 from radixserve.engine.messages import (
     Abort,
@@ -14,14 +16,18 @@ from radixserve.engine.messages import (
     Command,
     Dropped,
     Fault,
+    Lost,
     News,
+    Ping,
     Refusal,
     Reset,
     SetTenants,
     StepNews,
     Stop,
 )
-from radixserve.errors import DeadlineError, RadixServeError
+from radixserve.errors import DeadlineError, LostError, RadixServeError
+
+log = logging.getLogger(__name__)
 
 
 class EngineLoop:
@@ -46,12 +52,23 @@ class EngineLoop:
         """Until it is told to stop.
 
         Raises:
-            EngineDeadError: what computes steps has ended.
+            EngineDeadError: what computes steps has ended, or does nothing but fail.
         """
-        while self._obey():
-            deltas = self._core.step()
-            self._send(StepNews(deltas, self._core.stats()))
-            self._dismiss()
+        going = True
+        while going:
+            try:
+                going = self._turn()
+            except LostError as error:
+                self._tell_all(error)
+
+    def _turn(self) -> bool:
+        """Take commands, then compute a step. Returns whether to go on."""
+        if not self._obey():
+            return False
+        deltas = self._core.step()
+        self._send(StepNews(deltas, self._core.stats()))
+        self._dismiss()
+        return True
 
     def _obey(self) -> bool:
         """Take the commands that have come, waiting for one while there is nothing to compute.
@@ -70,9 +87,11 @@ class EngineLoop:
                 case Abort():
                     core.abort(command.id)
                 case Reset():
-                    self._send(Dropped(core.reset_prefix_cache(command.tenant)))
+                    self._reset(command.tenant)
                 case SetTenants():
                     core.set_tenants(command.terms)
+                case Ping():
+                    pass
                 case Stop():
                     return False
             if core.idle:
@@ -83,11 +102,29 @@ class EngineLoop:
         for sequence in command.sequences:
             try:
                 self._core.add(sequence)
+            except LostError:
+                raise
             except RadixServeError as error:
                 self._refuse(identities, sequence.id, error)
                 return
+            except Exception as error:
+                log.exception("a request could not be queued")
+                self._refuse(identities, sequence.id, LostError(str(error) or repr(error)))
+                return
         if self._queue_timeout is not None:
             self._queued.append((command.asked + self._queue_timeout, identities))
+
+    def _reset(self, tenant: str | None) -> None:
+        try:
+            purge = self._core.reset_prefix_cache(tenant)
+        except LostError as error:
+            self._tell_all(error)
+            purge = Purge(0, 0)  # nothing is left to forget
+        self._send(Dropped(purge))
+
+    def _tell_all(self, error: LostError) -> None:
+        self._send(Lost(Fault.of(error)))
+        self._send(StepNews([], self._core.stats()))
 
     def _dismiss(self) -> None:
         """Refuse those that have waited for too long, and forget those that do not wait any more.

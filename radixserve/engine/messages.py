@@ -16,6 +16,7 @@ from radixserve.errors import (
     DeadlineError,
     EngineDeadError,
     InvalidRequestError,
+    LostError,
     ModelError,
     OverloadedError,
     RadixServeError,
@@ -133,13 +134,17 @@ class Stop(Message, frozen=True):
     """End the engine after the step that it is in."""
 
 
-Command = Add | Abort | Reset | SetTenants | Stop
+class Ping(Message, frozen=True):
+    """Nothing but to be answered: the engine has news after each command."""
+
+
+Command = Add | Abort | Reset | SetTenants | Stop | Ping
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
     """An error of ours as it travels."""
 
-    kind: Literal["context", "invalid", "overloaded", "deadline", "config", "model", "dead"]
+    kind: Literal["context", "invalid", "overloaded", "deadline", "lost", "config", "model", "dead"]
     message: str
     details: dict[str, Any] = {}
     """What else the error was made with."""
@@ -165,6 +170,8 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
                 return cls("overloaded", error.message, {"retry_after": error.retry_after})
             case DeadlineError():
                 return cls("deadline", str(error))
+            case LostError():
+                return cls("lost", str(error))
             case ConfigError():
                 return cls("config", str(error))
             case ModelError():
@@ -182,6 +189,8 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
                 return OverloadedError(self.message, **self.details)
             case "deadline":
                 return DeadlineError(self.message)
+            case "lost":
+                return LostError(self.message)
             case "config":
                 return ConfigError(self.message)
             case "model":
@@ -200,6 +209,12 @@ class Refusal(Message, frozen=True):
     """A sequence that was not queued, and why."""
 
     id: str
+    fault: Fault
+
+
+class Lost(Message, frozen=True):
+    """The engine has lost all sequences to a fault, and goes on without them."""
+
     fault: Fault
 
 
@@ -234,4 +249,4 @@ class Failure(Message, frozen=True):
     fault: Fault
 
 
-News = StepNews | Refusal | Dropped | Found | Ready | Failure
+News = StepNews | Refusal | Lost | Dropped | Found | Ready | Failure

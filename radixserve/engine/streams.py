@@ -18,6 +18,7 @@ from radixserve.engine.messages import (
     Dropped,
     EngineStats,
     GenerationDelta,
+    Lost,
     Refusal,
     Reset,
     SetTenants,
@@ -56,7 +57,7 @@ class Streams:
 
     def __init__(self, tokenizer: Tokenizer, most: int, send: Callable[[Command], None]):
         self._tokenizer = tokenizer
-        self._most = most
+        self.most = most
         self.send = send
         self._inboxes: dict[str, Inbox] = {}
         self._resets: deque[asyncio.Future[Purge]] = deque()
@@ -73,12 +74,12 @@ class Streams:
             answer.id: answer
             for answer in (Answer(index, request, self._tokenizer) for index in range(request.n))
         }
-        if request.n > self._most:
+        if request.n > self.most:
             raise InvalidRequestError(
-                f"n must be at most {self._most}: so many answers can run and wait here.",
+                f"n must be at most {self.most}: so many answers can run and wait here.",
                 param="n",
             )
-        if len(self._inboxes) + request.n > self._most:
+        if len(self._inboxes) + request.n > self.most:
             raise OverloadedError(
                 f"{len(self._inboxes)} answers are under way; try again later.",
                 retry_after=self.retry_after(),
@@ -128,7 +129,7 @@ class Streams:
             return 1.0
         return len(self._inboxes) * (self._ended[-1] - self._ended[0]) / (len(self._ended) - 1)
 
-    def take(self, news: StepNews | Refusal | Dropped) -> None:
+    def take(self, news: StepNews | Refusal | Lost | Dropped) -> None:
         """Hand news of the engine to those whom they concern."""
         match news:
             case StepNews():
@@ -141,6 +142,10 @@ class Streams:
                     if isinstance(error, OverloadedError):
                         error.retry_after = self.retry_after()
                     inbox.put_nowait(error)
+            case Lost():
+                # Whoever asked a moment ago is told so too, and what it asked for is aborted.
+                for inbox in set(self._inboxes.values()):
+                    inbox.put_nowait(news.fault.error())
             case Dropped():
                 done = self._resets.popleft()
                 if not done.done():
@@ -170,6 +175,10 @@ class Asking:
     _streams: Streams
     _stats: EngineStats | None = None
     _terms: Mapping[str, Terms] | None = None
+
+    @property
+    def most(self) -> int:
+        return self._streams.most
 
     def stats(self) -> EngineStats:
         if self._stats is None:

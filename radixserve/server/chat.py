@@ -54,7 +54,12 @@ async def chat_completions(request: Request) -> Response:
     )
     continued = bool(fields.continue_final_message)
     draft = text_request(
-        fields, request.headers, envelope.id, sampling=sampling, continuation=continued
+        fields,
+        request.headers,
+        envelope.id,
+        sampling=sampling,
+        continuation=continued,
+        most=service.frontend.most,
     )
     service.check_length(len(fields.messages), "messages", at_least=True)
     check_messages(fields.messages)

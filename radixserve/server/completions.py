@@ -53,6 +53,7 @@ async def completions(request: Request) -> Response:
         envelope.id,
         sampling=sampling,
         continuation=True,
+        most=service.frontend.most,
         prompts=len(prompts),
     )
     if fields.best_of not in (None, draft.n):

@@ -18,6 +18,7 @@ from radixserve.errors import (
     DeadlineError,
     EngineDeadError,
     InvalidRequestError,
+    LostError,
     OverloadedError,
 )
 
@@ -89,6 +90,10 @@ def to_api_error(error: Exception) -> ApiError:
                 code="deadline_exceeded",
                 # Libraries retry on any 5xx, which would only lengthen the queue.
                 headers={"x-should-retry": "false"},
+            )
+        case LostError():
+            return _try_later(
+                "The engine has failed, and has begun anew: send the request once more.", 1.0
             )
         case EngineDeadError(retry_after=float(seconds)):
             return _try_later(

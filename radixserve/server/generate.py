@@ -261,7 +261,13 @@ def _draft(
         logprobs=("top_logprobs_num", top if fields.return_logprob else None),
     )
     return text_request(
-        asked, request.headers, identity, sampling=sampling, continuation=True, prompts=prompts
+        asked,
+        request.headers,
+        identity,
+        sampling=sampling,
+        continuation=True,
+        most=service.frontend.most,
+        prompts=prompts,
     )
 
 

@@ -106,13 +106,17 @@ def _stop_strings(fields: GenerationFields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _answers_wanted(fields: GenerationFields, prompts: int) -> int:
+def _answers_wanted(fields: GenerationFields, prompts: int, most: int) -> int:
     """``n``, within bounds."""
     n = 1 if fields.n is None else fields.n
     if not 1 <= n <= MAX_N:
         raise invalid("n", f"n must be between 1 and {MAX_N}")
     if n * prompts > MAX_ANSWERS:
         raise invalid("n", f"n times the number of prompts must be at most {MAX_ANSWERS}")
+    if n * prompts > most:
+        param = "n" if n > 1 else "prompt"
+        message = f"{n * prompts} answers were asked for; at most {most} can run and wait here"
+        raise invalid(param, message)
     return n
 
 
@@ -188,9 +192,10 @@ def text_request(
     *,
     sampling: SamplingParams,
     continuation: bool,
+    most: int,
     prompts: int = 1,
 ) -> TextRequest:
-    """What is to be generated, still without its prompt.
+    """What is to be generated, still without its prompt; ``most`` answers can be given at once.
 
     Raises:
         ApiError: 400, a field's value cannot be.
@@ -199,7 +204,7 @@ def text_request(
         id=identity,
         prompt=b"",
         sampling=sampling,
-        n=_answers_wanted(fields, prompts),
+        n=_answers_wanted(fields, prompts, most),
         stop=_stop_strings(fields),
         include_stop_str_in_output=bool(fields.include_stop_str_in_output),
         skip_special_tokens=fields.skip_special_tokens is not False,

@@ -14,7 +14,8 @@ HEAD_SECONDS = 30.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol reads a head however long it is, for as long as it takes."""
+    """uvicorn's protocol reads a head however long it is, for as long as it takes, and answers what
+    is wrong with it at once, be it in the middle of the answer before."""
 
     head_seconds = HEAD_SECONDS
 
@@ -25,8 +26,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """Since the data in which it began, which may hold much else."""
         self._began = False
         self._late: asyncio.TimerHandle | None = None
+        self._spoilt = False
+        """Whether something came behind a request that nobody can read."""
 
     def data_received(self, data: bytes) -> None:
+        if self._spoilt:
+            return
         self._began = False
         super().data_received(data)
         if not self._in_head or self._began:
@@ -45,6 +50,26 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_of_head()
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read. While an answer is under way a refusal would become a part of
+        it: then nothing is said, and the connection ends with the last answer that is due."""
+        self._end_of_head()
+        cycle = self.cycle
+        cut = cycle is not None and cycle.more_body  # in the middle of a request's body
+        begun = cycle is not None and cycle.response_started
+        if cycle is None or cycle.response_complete or (cut and not begun and not self.pipeline):
+            super().send_400_response(msg)
+            return
+        if cut and self.pipeline:
+            self.pipeline.popleft()
+        self._spoilt = True
+
+    def on_response_complete(self) -> None:
+        last = not self.pipeline
+        super().on_response_complete()
+        if self._spoilt and last:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_of_head()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from radixserve.engine.frontend import Frontend, TextDelta, TextRequest
+from radixserve.engine.messages import Usage
 from radixserve.errors import (
     ContextLengthError,
     DeadlineError,
@@ -122,6 +123,8 @@ class Service:
     async def answers(self, requests: Sequence[TextRequest], tally: Tally) -> Deltas:
         """News of all ``requests``, which run at the same time. Closing it aborts what is left.
 
+        Where the time is over for some before they have begun, and others have, these end empty.
+
         Raises:
             AnswerError: one answer failed; the others are aborted.
             RadixServeError: what ``Frontend.generate`` raises.
@@ -132,12 +135,17 @@ class Service:
                     yield delta
             return
         queue: asyncio.Queue[tuple[int, TextDelta] | Exception | None] = asyncio.Queue()
+        late: dict[int, DeadlineError] = {}
+        """By place, those that have not begun in time."""
 
         async def pump(prompt: int, request: TextRequest) -> None:
             try:
                 async with aclosing(self._answer(prompt, request, tally)) as deltas:
                     async for delta in deltas:
                         queue.put_nowait(delta)
+                queue.put_nowait(None)
+            except DeadlineError as error:
+                late[prompt] = error
                 queue.put_nowait(None)
             except Exception as error:
                 queue.put_nowait(error)
@@ -155,6 +163,12 @@ class Service:
                     yield news
         finally:
             await cancelled(*tasks)
+        if len(late) == len(requests):
+            raise late[0]
+        for prompt in late:
+            for end in _empty(requests[prompt]):
+                tally.take(prompt, end.index, end.usage)
+                yield prompt, end
 
     async def _answer(self, prompt: int, request: TextRequest, tally: Tally) -> Deltas:
         timer = self.metrics.request()
@@ -184,6 +198,13 @@ class Service:
             raise
         finally:
             timer.end(unfinished, reason)
+
+
+def _empty(request: TextRequest) -> Iterator[TextDelta]:
+    """The ends of answers that have not begun in time."""
+    usage = Usage(count(request.prompt), 0, 0)
+    for index in range(request.n):
+        yield TextDelta(index=index, finish="length", stop="deadline", usage=usage)
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

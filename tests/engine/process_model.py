@@ -43,13 +43,17 @@ class FailingModel(SayingModel):
                     self.steps += 1
                     raise MemoryError
                 case "commit":
+                    self.steps += 1
                     return [()] * (len(plan.rows) + 1)
                 case "pause":
                     time.sleep(2)
                 case "hang":
                     time.sleep(600)
-        if self._how == "slow":
-            time.sleep(0.005)
+        match self._how:
+            case "slow":
+                time.sleep(0.005)
+            case "useless":
+                raise RuntimeError("The device has fallen off the bus.")
         return super().execute(plan)
 
 

@@ -10,26 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from radixserve.cache.prefix_cache import PrefixCache, Purge
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.errors import (
     ContextLengthError,
     EngineDeadError,
     InvalidRequestError,
+    LostError,
     OverloadedError,
 )
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack, unpack
 from tests.engine.saying import TEXT, SayingModel
-from tests.engine.simulated import launch, simulated_engine
+from tests.engine.simulated import simulated_engine
 
-
-@pytest.fixture(params=["one by one", "overlapped"], autouse=True)
-def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How the engine computes them, which nobody outside may notice."""
-    if request.param == "overlapped":
-        monkeypatch.setattr(SayingModel, "launch", launch)
+pytestmark = pytest.mark.usefixtures("steps")
 
 
 @asynccontextmanager
@@ -293,6 +290,68 @@ def test_after_the_end_requests_are_refused_and_those_in_flight_get_an_error(tmp
             with pytest.raises(EngineDeadError):
                 async for _ in stream:
                     pass
+            assert not engine.healthy()
+            with pytest.raises(EngineDeadError):
+                await collect(engine, ask(tokenizer, name="late"))
+
+    asyncio.run(scenario())
+
+
+def test_who_was_there_when_the_engine_lost_all_is_told_and_who_comes_later_is_answered(
+    tmp_path, caplog
+):
+    async def scenario():
+        async with running(tmp_path) as (engine, model, tokenizer):
+            model.hold()
+            answers = [
+                asyncio.ensure_future(collect(engine, ask(tokenizer, "a b", name, n=2)))
+                for name in "ab"
+            ]
+            model.allow(3)
+            while model.steps < 3:
+                await asyncio.sleep(0)
+            model.execute = lambda plan: [()] * (len(plan.rows) + 1)
+            model.free()
+            for answer in answers:
+                with pytest.raises(LostError, match="zip"):
+                    await answer
+            del model.execute
+            assert engine.healthy()
+            again = await collect(engine, ask(tokenizer, name="again"))
+            assert "".join(delta.text for delta in again) == TEXT[:20]
+            await idle(engine)
+            assert engine.stats().finished == {"error": 4, "length": 1}
+
+    asyncio.run(scenario())
+    assert "all requests are lost: 4" in caplog.text
+
+
+def test_a_reset_that_goes_wrong_is_answered_too(tmp_path, monkeypatch):
+    def broken(cache):
+        raise MemoryError
+
+    async def scenario():
+        async with running(tmp_path) as (engine, _, tokenizer):
+            assert len(await collect(engine, ask(tokenizer))) == 20
+            with monkeypatch.context() as patch:
+                patch.setattr(PrefixCache, "reset", broken)
+                assert (await engine.reset_prefix_cache()) == Purge(0, 0)
+            again = await collect(engine, ask(tokenizer, name="again"))
+            assert again[-1].usage.cached_tokens == 0
+
+    asyncio.run(scenario())
+
+
+def test_news_that_cannot_be_handed_on_end_the_engine_instead_of_hanging(tmp_path, monkeypatch):
+    def broken(news):
+        raise MemoryError
+
+    async def scenario():
+        async with running(tmp_path) as (engine, _, tokenizer):
+            assert len(await collect(engine, ask(tokenizer))) == 20
+            monkeypatch.setattr(engine._streams, "take", broken)
+            with pytest.raises(EngineDeadError, match="MemoryError"):
+                await collect(engine, ask(tokenizer, name="lost"))
             assert not engine.healthy()
             with pytest.raises(EngineDeadError):
                 await collect(engine, ask(tokenizer, name="late"))

@@ -7,16 +7,9 @@ import logging
 import pytest
 
 from radixserve.engine import core as engine_core
-from tests.engine.saying import SayingModel
-from tests.engine.simulated import launch
 from tests.engine.test_cache_modes import PROMPT, add, engine, run
 
-
-@pytest.fixture(params=["one by one", "overlapped"], autouse=True)
-def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How the engine computes them."""
-    if request.param == "overlapped":
-        monkeypatch.setattr(SayingModel, "launch", launch)
+pytestmark = pytest.mark.usefixtures("steps")
 
 
 def test_work_that_cannot_be_planned_fails_instead_of_hanging(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from radixserve.engine.core import FAILURES
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.engine.process import supervisor
 from radixserve.engine.process.supervisor import SupervisedLLM
@@ -222,6 +223,76 @@ def test_an_idle_engine_is_not_taken_for_a_stuck_one(tmp_path):
             assert engine.healthy()
             assert len(await collect(engine, ask(engine, n=2))) == 40
             assert engine.pid == old
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_engine_that_stands_still_is_found_and_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "HEARTBEAT", 0.1)
+
+    async def scenario():
+        async with running(tmp_path, step_timeout=0.5) as engine:
+            old = engine.pid
+            os.kill(old, signal.SIGSTOP)
+            while engine.healthy():
+                await asyncio.sleep(0.01)
+            await back(engine, old)
+            assert engine.healthy()
+            assert len(await collect(engine, ask(engine))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_does_nothing_but_fail_is_started_again(tmp_path):
+    async def scenario():
+        async with running(tmp_path, "useless") as engine:
+            old = engine.pid
+            for number in range(FAILURES - 1):
+                [delta] = await collect(engine, ask(engine, str(number)))
+                assert delta.finish == "error"
+                assert engine.pid == old
+            with pytest.raises(EngineDeadError, match="fallen off the bus"):
+                await collect(engine, ask(engine, "one more"))
+            await back(engine, old)
+            assert len(await collect(engine, ask(engine, "next"))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_whose_news_cannot_be_handed_on_is_started_again(tmp_path, monkeypatch):
+    def broken(news):
+        monkeypatch.undo()
+        raise MemoryError
+
+    async def scenario():
+        async with running(tmp_path, "slow") as engine:
+            old = engine.pid
+            monkeypatch.setattr(engine._streams, "take", broken)
+            with pytest.raises(EngineDeadError, match="MemoryError"):
+                await collect(engine, ask(engine))
+            await back(engine, old)
+            assert len(await collect(engine, ask(engine, "next"))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_it_is_started_again_whatever_stood_in_the_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "DELAYS", (0.0,))
+    start = supervisor.Handle.start
+
+    async def broken(*_):
+        monkeypatch.setattr(supervisor.Handle, "start", start)
+        raise MemoryError
+
+    async def scenario():
+        async with running(tmp_path, "die") as engine:
+            old = engine.pid
+            monkeypatch.setattr(supervisor.Handle, "start", broken)
+            with pytest.raises(EngineDeadError):
+                await collect(engine, ask(engine))
+            await back(engine, old)
+            assert engine.stats().restarts == 2
+            assert len(await collect(engine, ask(engine, "next"))) == 20
 
     asyncio.run(scenario())
 

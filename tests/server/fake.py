@@ -89,6 +89,7 @@ class FakeFrontend:
         self.die_after: int | None = None
         self.logprob = -0.5
         self.alive = True
+        self.most = 1024
         self.waiting = 0
         self.asked = threading.Semaphore(0)
         """Released once for each request that has come."""

@@ -282,3 +282,16 @@ def test_unknown_routes_and_methods_have_the_same_shape(client: TestClient):
     assert error_of(client.get("/v1/chat/completions"), 405)["code"] == "method_not_allowed"
     assert error_of(client.delete("/v1/models"), 405)["code"] == "method_not_allowed"
     assert error_of(client.post("/v1/chat/completions/", json={}), 404)
+
+
+def test_more_answers_than_there_is_ever_room_for_are_refused_for_good(
+    client: TestClient, frontend: FakeFrontend
+):
+    frontend.most = 12
+    for fields, param in (({"prompt": ["a"] * 13}, "prompt"), ({"prompt": ["a"] * 5, "n": 3}, "n")):
+        error = error_of(complete(client, **fields))
+        assert error["param"] == param
+        assert "at most 12" in error["message"]
+    assert error_of(chat(client, n=13))["param"] == "n"
+    assert not frontend.requests
+    assert complete(client, ["a"] * 6, n=2).status_code == 200

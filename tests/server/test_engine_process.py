@@ -14,6 +14,7 @@ import httpx2
 
 from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.server.app import create_app
+from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
 from tests.engine.test_process import running
 from tests.server.asking import error_of
@@ -22,10 +23,14 @@ from tests.server.stack import COMPLETIONS, cached, said
 
 @asynccontextmanager
 async def served(
-    directory: Path, how: str = "well", **settings: object
+    directory: Path,
+    how: str = "well",
+    *,
+    server: Settings | None = None,
+    **settings: object,
 ) -> AsyncIterator[tuple[SupervisedLLM, httpx2.AsyncClient]]:
     async with running(directory, how, **settings) as engine:
-        transport = httpx2.ASGITransport(app=create_app(engine))
+        transport = httpx2.ASGITransport(app=create_app(engine, settings=server))
         async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
             yield engine, client
 
@@ -76,5 +81,35 @@ def test_an_idle_engine_that_is_killed_is_unwell_until_it_is_back(tmp_path):
             assert 1 <= int(refused.headers["retry-after"]) <= 120
             await health(client, 200)
             assert said(await client.post(COMPLETIONS, json={"prompt": "a"})) == TEXT[:16]
+
+    asyncio.run(scenario())
+
+
+def test_while_a_step_takes_seconds_the_server_is_well_and_who_leaves_is_let_go(tmp_path):
+    async def scenario() -> None:
+        settings = Settings(keep_alive=0.05)
+        async with served(tmp_path, "pause", server=settings, step_timeout=60.0) as (
+            engine,
+            client,
+        ):
+            asked = {"prompt": "Hello?", "max_tokens": 20}
+            stream = asyncio.create_task(client.post(COMPLETIONS, json={**asked, "stream": True}))
+            left = asyncio.create_task(client.post(COMPLETIONS, json={**asked, "max_tokens": 300}))
+            while engine.stats().steps < 3 or len(engine._streams._inboxes) < 2:
+                await asyncio.sleep(0)
+            looks = 0
+            left.cancel()
+            while engine.stats().steps == 3:
+                assert (await client.get("/health")).status_code == 200
+                looks += 1
+                await asyncio.sleep(0.01)
+            assert looks > 1
+            response = await stream
+            assert response.text.count(": keep-alive") > 1
+            assert said(response) == TEXT[:20]
+            while engine.stats().running:
+                await asyncio.sleep(0.01)
+            assert engine.stats().finished == {"abort": 1, "length": 1}
+            assert engine.stats().restarts == 0
 
     asyncio.run(scenario())

@@ -11,6 +11,7 @@ from radixserve.errors import (
     ContextLengthError,
     DeadlineError,
     EngineDeadError,
+    LostError,
     OverloadedError,
 )
 from radixserve.server.app import create_app
@@ -122,6 +123,40 @@ def test_what_nobody_foresaw_tells_nothing_to_the_client_and_all_to_the_log(
     else:
         assert error_of(response, 500)["code"] == "internal_error"
     assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("step", ["render_chat", "encode", "fewest_tokens"])
+def test_a_prompt_for_which_there_is_no_memory_is_500_and_the_next_one_is_answered(
+    client: TestClient,
+    frontend: FakeFrontend,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    step: str,
+    stream: bool,
+):
+    def broken(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frontend.tokenizer, step, broken)
+        assert error_of(chat(client, stream=stream), 500)["code"] == "internal_error"
+    assert "MemoryError" in caplog.text
+    assert not frontend.requests
+    assert chat(client).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_has_lost_all_is_503_with_a_time_to_retry(
+    client: TestClient, frontend: FakeFrontend, stream: bool
+):
+    frontend.refuse = LostError("secret detail")
+    response = chat(client, stream=stream)
+    error = error_of(response, 503)
+    assert error["code"] == "server_overloaded"
+    assert "once more" in error["message"]
+    assert "secret" not in error["message"]
+    assert response.headers["retry-after"] == "1"
 
 
 def test_one_failed_prompt_ends_the_others(client: TestClient, frontend: FakeFrontend):

@@ -133,3 +133,61 @@ def test_a_head_is_counted_from_its_own_beginning_though_a_large_body_comes_with
         protocol.connection_lost(None)
 
     asyncio.run(scenario())
+
+
+REQUEST = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+    b"content-length: 31\r\n\r\n"
+    b'{"prompt": "Hi", "stream":true}'
+)
+CHUNKED = REQUEST.replace(b"content-length: 31", b"transfer-encoding: chunked").partition(b"{")[0]
+NONSENSE = b"\x00 nonsense\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("behind", "answers"),
+    [
+        (REQUEST[:30], 1),
+        (NONSENSE, 1),
+        (REQUEST + NONSENSE, 2),
+        (CHUNKED + NONSENSE, 1),
+    ],
+    ids=["half a head", "nonsense", "nonsense behind another request", "a body of nonsense"],
+)
+def test_what_cannot_be_read_behind_a_request_says_nothing_into_its_answer(
+    behind: bytes, answers: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(BoundedProtocol, "head_seconds", 0.01)
+
+    async def scenario() -> bytes:
+        frontend = FakeFrontend()
+        frontend.hold(after=3)
+        config = uvicorn.Config(create_app(frontend), lifespan="off", log_config=None)
+        config.load()
+        transport = Written()
+        protocol = BoundedProtocol(config, ServerState(), {})
+        protocol.connection_made(transport)
+        async with asyncio.timeout(60):
+            protocol.data_received(REQUEST)
+            while transport.data.count(b"text_completion") < 3:
+                await asyncio.sleep(0)
+            protocol.data_received(behind)
+            while not protocol._spoilt:
+                await asyncio.sleep(0)
+            frontend.release()
+            while not transport.closed:
+                await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        return transport.data
+
+    said = asyncio.run(scenario())
+    assert said.count(b"HTTP/1.1 200") == said.count(b"data: [DONE]") == answers
+    assert b"HTTP/1.1 400" not in said
+    assert said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_body_of_nonsense_is_refused_where_no_answer_has_begun(server: Serving):
+    with connection(server) as made:
+        made.sendall(CHUNKED + NONSENSE)
+        assert answer(made).startswith(b"HTTP/1.1 400")
+    assert works(server)

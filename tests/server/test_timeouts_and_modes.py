@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server.asking import chat, complete, refused
+from tests.engine.saying import TEXT
+from tests.server.asking import chat, complete, events, refused
 from tests.server.fake import FakeFrontend
+from tests.server.stack import said, stack, usage
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,40 @@ def test_a_timeout_that_is_no_time_is_refused(client: TestClient, seconds: float
 
 def test_a_timeout_of_another_type_is_refused(client: TestClient):
     assert refused(chat(client, timeout="soon")) == ("timeout", "invalid_type")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_that_have_not_begun_in_time_end_empty_beside_those_that_have(
+    tmp_path: Path, stream: bool
+):
+    async def scenario() -> None:
+        async with stack(tmp_path, max_num_seqs=1) as server:
+            asked = {"prompt": ["one", "two"], "max_tokens": 90, "timeout": 0.5, "stream": stream}
+            if stream:
+                asked["stream_options"] = {"include_usage": True}
+            server.model.hold()
+            answer = asyncio.create_task(server.ask(**asked))
+            await server.steps(5)
+            response = await answer
+            server.model.free()
+            assert (said(response, 0), said(response, 1)) == (TEXT[:5], "")
+            assert usage(response)["completion_tokens"] == 5
+            prompts = [server.engine.tokenizer.encode(each) for each in asked["prompt"]]
+            assert usage(response)["prompt_tokens"] == sum(len(each) // 4 for each in prompts)
+            ends = events(response) if stream else [response.json()]
+            reasons = [
+                (choice["index"], choice["finish_reason"], choice["stop_reason"])
+                for event in ends
+                for choice in event["choices"]
+                if choice["finish_reason"]
+            ]
+            assert sorted(reasons) == [(0, "length", "deadline"), (1, "length", "deadline")]
+            await server.settle()
+            server.model.hold()
+            late = await server.ask(**asked)
+            assert late.status_code == (200 if stream else 504)
+            assert '"code":"deadline_exceeded"' in late.text
+            server.model.free()
+            await server.settle()
+
+    asyncio.run(scenario())

@@ -134,8 +134,8 @@ def _fail(wire: Wire, error: Exception) -> int:
         log.exception("the engine has died")
     try:
         wire.send(Failure(Fault.of(error)))
-    except OSError:
-        log.error("nobody was left to be told: %s", error)
+    except Exception:
+        log.error("nobody was told: %s", error)
     return FAILED
 
 

@@ -17,7 +17,9 @@ from radixserve.engine.messages import (
     Command,
     Dropped,
     Found,
+    Lost,
     News,
+    Ping,
     Ready,
     Refusal,
     SetTenants,
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds before it is started again, once more, ...; the last one from then on."""
+HEARTBEAT = 5.0
+"""Seconds of silence after which an engine that has nothing to do is asked whether it is there."""
 STEADY = 60.0
 """Seconds after which a run counts as a good one, and the delays begin anew."""
 
@@ -41,8 +45,8 @@ class SupervisedLLM(Asking):
 
     Text is made of tokens here, so that templates and tokenizers never wait for a step, nor a step
     for them. When the engine's process ends, whatever the reason, or is silent for
-    ``config.step_timeout`` seconds while it has work, the requests in flight get an error and it is
-    started again.
+    ``config.step_timeout`` seconds although it was told or asked something, the requests in flight
+    get an error and it is started again.
     """
 
     card: ModelCard
@@ -60,8 +64,8 @@ class SupervisedLLM(Asking):
         self._owes = False
         """Whether the engine has something to say: each command is followed by news."""
         self._silent = 0.0
-        """Seconds for which it has owed that. Not by the clock: whoever stops this process and lets
-        it go on stops the engine too."""
+        """Seconds since it said something, or since it owes that. Not by the clock: whoever stops
+        this process and lets it go on stops the engine too."""
 
     async def start(self) -> None:
         """Start the process and wait until its model is loaded.
@@ -100,13 +104,14 @@ class SupervisedLLM(Asking):
             self._handle.send(command)
         except EngineDeadError as error:
             raise self._dead(str(error)) from error
-        self._owes = True
+        if not self._owes:
+            self._owes, self._silent = True, 0.0
 
     def _dead(self, message: str) -> EngineDeadError:
         return EngineDeadError(message, retry_after=self._loading)
 
     def _stuck(self) -> bool:
-        return self._silent > self.config.step_timeout
+        return self._owes and self._silent > self.config.step_timeout
 
     # Its life
 
@@ -165,9 +170,12 @@ class SupervisedLLM(Asking):
             self._restarts += 1
             try:
                 handle = await self._started()
-            except (RadixServeError, OSError) as error:
+            except RadixServeError as error:
                 handle = None
                 log.error("the engine could not be started again: %s", error)
+            except Exception:  # whatever it is, the next attempt may do better
+                handle = None
+                log.exception("the engine could not be started again")
 
     async def _serve(self, handle: Handle) -> str:
         """Pass on what the engine says until it is silent for good; returns why that is."""
@@ -179,6 +187,10 @@ class SupervisedLLM(Asking):
         except RadixServeError as cause:
             error = self._dead(f"The engine has died: {cause}")
             return str(error)
+        except Exception as cause:
+            log.exception("what the engine said was lost")
+            error = self._dead(f"What the engine said was lost: {cause!r}.")
+            return str(error)
         finally:
             # Not later: whoever asks from now on must not wait for a process that is gone.
             self._handle = None
@@ -189,7 +201,7 @@ class SupervisedLLM(Asking):
     def _take(self, news: News) -> None:
         if isinstance(news, StepNews):
             self._stats = replace(news.stats, restarts=self._restarts)
-        if isinstance(news, StepNews | Refusal | Dropped):
+        if isinstance(news, StepNews | Refusal | Lost | Dropped):
             self._streams.take(news)
         self._owes, self._silent = self._streams.waiting, 0.0
 
@@ -198,6 +210,9 @@ class SupervisedLLM(Asking):
         tick = min(1.0, self.config.step_timeout / 4)
         while not self._stuck():
             await asyncio.sleep(tick)
-            self._silent = self._silent + tick if self._owes else 0.0
-        log.error("the engine has said nothing for %g s, with work to do", self.config.step_timeout)
+            self._silent += tick
+            if not self._owes and self._silent >= min(HEARTBEAT, self.config.step_timeout):
+                with contextlib.suppress(EngineDeadError):  # which others find out
+                    self._command(Ping())
+        log.error("the engine has said nothing for %g s, when it had to", self.config.step_timeout)
         handle.kill()
