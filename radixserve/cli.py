@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -25,6 +25,16 @@ from radixserve.config import (
 from radixserve.errors import ConfigError, ModelError, RadixServeError
 from radixserve.terminal.chat import chat
 from radixserve.terminal.doctor import doctor
+from radixserve.terminal.options import (
+    BATCH,
+    MEMORY,
+    MODEL,
+    SERVER,
+    DrainTimeout,
+    StepTimeout,
+    TorchCompile,
+    option,
+)
 from radixserve.terminal.plan import plan
 from radixserve.terminal.probe import probe
 from radixserve.terminal.sizes import byte_size
@@ -75,18 +85,11 @@ def root(
     """A prefix-caching server for large language models."""
 
 
-def option(*names: str, panel: str, help: str, **settings: Any) -> Any:
-    """An option of ``serve``, in its panel of the help."""
-    return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
-
-
 app.command()(plan)
 app.command()(chat)
 app.command()(probe)
 app.command()(doctor)
 app.command()(verify)
-
-MODEL, MEMORY, BATCH, SERVER = "Model", "Memory and cache", "Scheduling", "Server"
 
 
 @app.command()
@@ -214,6 +217,7 @@ def serve(
     enforce_eager: Annotated[
         bool, option("--enforce-eager", panel=MODEL, help="No CUDA graphs.")
     ] = False,
+    torch_compile: TorchCompile = False,
     num_pages: Annotated[
         int | None,
         option("--num-pages", panel=MEMORY, help="Pages, whatever they weigh."),
@@ -269,23 +273,8 @@ def serve(
             show_default="no limit",
         ),
     ] = None,
-    step_timeout: Annotated[
-        float,
-        option(
-            "--step-timeout",
-            panel=SERVER,
-            help="Seconds without a sign of the engine, with work to do, until it is started anew.",
-        ),
-    ] = DEFAULTS.step_timeout,
-    drain_timeout: Annotated[
-        float,
-        option(
-            "--drain-timeout",
-            panel=SERVER,
-            help="Seconds that running requests get to finish when the server is told to end.",
-            min=0,
-        ),
-    ] = 30.0,
+    step_timeout: StepTimeout = DEFAULTS.step_timeout,
+    drain_timeout: DrainTimeout = 30.0,
     files_dir: Annotated[
         Path | None,
         option(
@@ -332,6 +321,7 @@ def serve(
             kv_memory_share=kv_memory_share,
             gpu_memory_utilization=gpu_memory_utilization,
             enforce_eager=enforce_eager,
+            torch_compile=torch_compile,
             num_pages=num_pages,
             prefix_cache=not no_prefix_cache,
             max_num_seqs=max_num_seqs,

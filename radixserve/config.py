@@ -84,6 +84,8 @@ class EngineConfig:
     """The share of a GPU's whole memory that this engine takes, weights and all."""
     enforce_eager: bool = False
     """Whether a GPU is told of every kernel anew: no CUDA graphs."""
+    torch_compile: bool = False
+    """Whether a model that runs through transformers is compiled at start, except attention."""
     num_pages: int | None = None
     """Pages, whatever they weigh; overrides ``kv_memory``."""
     prefix_cache: bool = True
@@ -137,6 +139,11 @@ class EngineConfig:
             raise ConfigError(
                 "long_prefill_token_threshold must be 0 (off) or more, "
                 f"not {self.long_prefill_token_threshold}."
+            )
+        if self.torch_compile and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "torch_compile is for models that run through transformers, which several ranks do "
+                "not: leave it out, or set tensor_parallel_size to 1."
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

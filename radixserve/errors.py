@@ -73,3 +73,9 @@ class ConfigError(RadixServeError):
 
 class ModelError(RadixServeError):
     """A model that cannot be found, read or served; the message is one clear line."""
+
+
+def first_line(error: Exception) -> str:
+    """What ``error`` says first, which is enough for a message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

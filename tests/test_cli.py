@@ -95,7 +95,7 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
     arguments += " --chat-template c.jinja --threads 2 --seed 7"
     arguments += " --kv-cache-dtype int8 --quantization int8"
     arguments += " --attention-backend native --no-cascade-attention"
-    arguments += " --gpu-memory-utilization 0.5 --enforce-eager"
+    arguments += " --gpu-memory-utilization 0.5 --enforce-eager --torch-compile"
     code, _, errors = invoke(*arguments.split())
     assert (code, errors) == (0, "")
     assert config == [
@@ -116,6 +116,7 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
             num_pages=99,
             gpu_memory_utilization=0.5,
             enforce_eager=True,
+            torch_compile=True,
             max_model_len=100,
             max_num_seqs=3,
             max_num_batched_tokens=50,

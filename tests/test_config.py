@@ -46,6 +46,11 @@ def test_each_running_request_needs_a_token_of_the_budget():
         EngineConfig(max_num_seqs=8, max_num_batched_tokens=7)
 
 
+def test_several_ranks_have_nothing_to_compile():
+    with pytest.raises(ConfigError, match=r"torch_compile.*several ranks.*leave it out"):
+        EngineConfig(torch_compile=True, tensor_parallel_size=2)
+
+
 def test_what_was_left_to_the_device_follows_it():
     config = EngineConfig(max_queue=7)
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, 512)

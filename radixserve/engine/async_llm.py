@@ -20,6 +20,7 @@ from radixserve.engine.messages import (
     Dropped,
     Lost,
     News,
+    RankLost,
     Refusal,
     StepNews,
     Stop,
@@ -122,7 +123,12 @@ class AsyncLLM(Asking):
         self.config = settle(self.config)
         files = prepare(self.config)
         tokenizer = Tokenizer.load(files.tokenizer, chat_template=self.config.chat_template)
-        runner = ranks.load(files, self.config, eos_token_ids=tokenizer.eos_token_ids)
+        runner = ranks.load(
+            files,
+            self.config,
+            eos_token_ids=tokenizer.eos_token_ids,
+            lost=lambda reason: self._commands.put(RankLost(reason)),
+        )
         self._closing.callback(runner.close)
         return runner, tokenizer, files.name
 

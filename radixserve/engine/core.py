@@ -64,6 +64,9 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
         """Run the copies, then the rows; returns what ``collect`` does."""
 
+    def close(self) -> None:
+        """End what it has started beside this process."""
+
 
 class Flight(NamedTuple):
     """A step that is being computed."""

@@ -19,13 +19,14 @@ from radixserve.engine.messages import (
     Lost,
     News,
     Ping,
+    RankLost,
     Refusal,
     Reset,
     SetTenants,
     StepNews,
     Stop,
 )
-from radixserve.errors import DeadlineError, LostError, RadixServeError
+from radixserve.errors import DeadlineError, EngineDeadError, LostError, RadixServeError
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ class EngineLoop:
                     core.set_tenants(command.terms)
                 case Ping():
                     pass
+                case RankLost():
+                    raise EngineDeadError(command.reason)
                 case Stop():
                     return False
             if core.idle:

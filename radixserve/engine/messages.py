@@ -138,7 +138,13 @@ class Ping(Message, frozen=True):
     """Nothing but to be answered: the engine has news after each command."""
 
 
-Command = Add | Abort | Reset | SetTenants | Stop | Ping
+class RankLost(Message, frozen=True):
+    """What computes steps has ended: said by whoever watches it, in the engine's own process."""
+
+    reason: str
+
+
+Command = Add | Abort | Reset | SetTenants | Stop | Ping | RankLost
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):

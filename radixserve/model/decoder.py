@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from radixserve.attention.arrays import PagedBatch
 from radixserve.attention.backend import AttentionBackend
 from radixserve.model.transformers_attention import LayerAttention, PagedStep
+
+if TYPE_CHECKING:
+    from radixserve.model.compiled import OpaqueAttention
 
 
 class Decoder:
@@ -15,6 +20,18 @@ class Decoder:
     def __init__(self, model: torch.nn.Module, device: torch.device):
         self.model = model
         self.device = device
+        self._opaque: OpaqueAttention | None = None
+
+    def compile(self) -> None:
+        """Have ``model`` compiled at its next steps, all but its attention and its logits.
+
+        Raises:
+            ConfigError: there is nothing to compile with.
+        """
+        from radixserve.model.compiled import OpaqueAttention, compile_body
+
+        compile_body(self.model)
+        self._opaque = OpaqueAttention()
 
     @torch.inference_mode()
     def logits(self, batch: PagedBatch, backend: AttentionBackend) -> torch.Tensor:
@@ -36,7 +53,7 @@ class Decoder:
             position_ids=positions[None].to(self.device),
             logits_to_keep=keep.to(self.device),
             use_cache=False,
-            paged=paged,
+            paged=paged if self._opaque is None else self._opaque.around(paged),
         )
         logits: torch.Tensor = output.logits
         return logits[0]

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from radixserve.attention import cpu
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.reference import ReferenceAttention
+from radixserve.attention.staging import CudaDevice, Staging
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
 from radixserve.kernels.cpu.library import CpuKernels
@@ -110,6 +111,15 @@ def _only_native(wish: str) -> ConfigError:
     )
 
 
+def _check_interpreted(config: EngineConfig, decoder: str) -> None:
+    """Refuse to compile what is written for speed already."""
+    if config.torch_compile:
+        raise ConfigError(
+            f"torch_compile is for models that run through transformers; this one runs in {decoder}"
+            ", which has nothing for torch to compile: leave it out."
+        )
+
+
 def _native(
     described: Description, config: EngineConfig, kernels: CpuKernels, threads: int
 ) -> _Native | None:
@@ -120,6 +130,7 @@ def _native(
     tensors = _tensors(described)
     if tensors is None:
         return None
+    _check_interpreted(config, "the native decoder")
     geometry = native.geometry(described.config, described.dtype, code_of(config))
     model = native.NativeModel(
         described.config,
@@ -222,8 +233,9 @@ def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> 
             f"{described.path}: the weights are not all there, are more than the model has, or "
             "cannot be read. With tensor_parallel_size 1 the message names them."
         )
+    _check_interpreted(config, "radixserve's own decoder in torch")
     _check_plain(config)
-    coded = code_of(config) != "none"
+    on_gpu, coded = described.device.type == "cuda", code_of(config) != "none"
     scales = fp8_kv.written(described, tensors) if coded else None
     decoder = torch_decoder.TorchDecoder(
         described.config,
@@ -233,6 +245,7 @@ def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> 
         device=described.device,
         max_model_len=described.max_model_len,
         parallel=parallel,
+        staging=Staging(CudaDevice(described.device)) if on_gpu else None,
     )
     geometry = torch_decoder.geometry(described.config, described.dtype, parallel)
     if coded:
@@ -242,9 +255,8 @@ def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> 
     room = graph_room(described, config, parallel)
     graphs = "" if room is None else ", CUDA graphs"
     name = f"torch decoder ({described.device.type}{ranks}{graphs})"
-    follows = described.device.type == "cuda" and parallel.size == 1
     attention = _attention(described, config)
-    return _Torch(decoder, geometry, attention, name, room, follows=follows)
+    return _Torch(decoder, geometry, attention, name, room, follows=on_gpu and parallel.size == 1)
 
 
 def _check_plain(config: EngineConfig) -> None:
@@ -279,7 +291,7 @@ def _tensors(described: Description) -> family.Tensors | None:
         tensors: family.Tensors = {name: tensor.detach() for name, tensor in state.items()}
     else:
         try:
-            tensors = family.checkpoint(described.path)
+            tensors = family.checkpoint(described.path, described.config)
         except (OSError, SafetensorError):
             return None
     return tensors if family.complete(described.config, tensors) else None

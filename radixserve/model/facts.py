@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from radixserve.errors import first_line
 from radixserve.folders import cache_directory
 from radixserve.kernels.cpu import build
 from radixserve.kernels.cpu.library import CpuKernels
@@ -51,6 +53,8 @@ class GpuFacts:
     """Where it is."""
     compiler: str | None
     """The C++ compiler that nvcc and we call."""
+    fault: str | None = None
+    """Why FlashInfer, which is there, cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +88,22 @@ def reach_tools() -> None:
 
 
 def gpu_facts() -> GpuFacts:
-    """Read them, in less than a second."""
+    """Read them, in less than a second, unless FlashInfer is imported, which takes some."""
     nvcc = _nvcc()
     compiler = os.environ.get("CXX")
     names = (compiler,) if compiler else build.COMPILERS
+    gpus, flashinfer = _gpus(), _version("flashinfer-python")
     return GpuFacts(
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
-        driver=_driver(),
-        gpus=_gpus(),
-        flashinfer=_version("flashinfer-python"),
+        driver=driver(),
+        gpus=gpus,
+        flashinfer=flashinfer,
         triton=_version("triton"),
         nvcc=_release(nvcc) if nvcc else None,
         ninja=shutil.which("ninja"),
         compiler=next((found for name in names if (found := shutil.which(name))), None),
+        fault=_fault("flashinfer") if gpus and flashinfer else None,
     )
 
 
@@ -135,8 +141,9 @@ def _gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _driver() -> str | None:
-    """What the driver itself says: torch says nothing where it cannot use it."""
+def driver() -> str | None:
+    """The newest CUDA that the driver runs, as it says itself: torch says nothing where it cannot
+    use it. None where there is no driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -171,6 +178,15 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _fault(module: str) -> str | None:
+    """Why ``module`` cannot be imported; None if it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # it has failed in more ways than ImportError
+        return first_line(error)
+    return None
 
 
 def _writable(folder: Path) -> bool:

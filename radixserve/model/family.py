@@ -11,6 +11,8 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedConfig
 
+from radixserve.model import fp8_weights
+
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 
 ATTENTION_SCALE = re.compile(
@@ -37,7 +39,7 @@ def unfit(config: PreTrainedConfig) -> str | None:
     """Why a model of ``config`` is none of the family's plain decoders; None if it is one."""
     if config.model_type not in FAMILIES:
         return f"{config.model_type} is none of {', '.join(sorted(FAMILIES))}"
-    if _quantized(config):
+    if _quantized(config) and not fp8_weights.readable(config):
         return "its weights are quantized"
     if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
         return "its MLP is not a plain gated SiLU"
@@ -71,16 +73,21 @@ def rotates(config: PreTrainedConfig, layer: int) -> bool:
     return not layers or bool(layers[layer])  # SmolLM3's list says 1 where a layer does rotate
 
 
-def checkpoint(path: Path) -> Tensors:
+def checkpoint(path: Path, config: PreTrainedConfig | None = None) -> Tensors:
     """The tensors of all safetensors files in ``path``, none of them read yet.
+
+    With a ``config`` that says that they are in FP8, the plain weights that they stand for.
 
     Raises:
         OSError, SafetensorError: a file cannot be read.
+        ModelError: a weight in FP8 has no scale that fits it.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, Any] = {}
     for file in sorted(path.glob("*.safetensors")):
         opened: Any = safe_open(file, framework="pt")
         found |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+    if config is not None and fp8_weights.readable(config):
+        return fp8_weights.dequantized(config, found, path)
     return found
 
 

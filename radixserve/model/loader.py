@@ -13,8 +13,10 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from radixserve.config import EngineConfig
-from radixserve.errors import ConfigError, InvalidRequestError, ModelError
+from radixserve.errors import ConfigError, InvalidRequestError, ModelError, first_line
 from radixserve.model.compatibility import check_config
+from radixserve.model.facts import driver, gpu_facts
+from radixserve.model.startup import why_no_gpu
 from radixserve.scheduling.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,15 @@ def pick_device(wanted: str) -> torch.device:
     """
     has_gpu = torch.cuda.is_available()
     if wanted == "cuda" and not has_gpu:
-        raise ConfigError("device is 'cuda', but torch sees no GPU.")
+        raise ConfigError(
+            f"device is 'cuda', but torch sees no GPU. {why_no_gpu(gpu_facts())}. "
+            "radixserve doctor shows all; --device cpu does without."
+        )
+    if wanted == "auto" and not has_gpu and driver() is not None:
+        log.warning(
+            "the CPU computes, although there is a driver of NVIDIA's: torch sees no GPU. %s",
+            why_no_gpu(gpu_facts()),
+        )
     return torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
 
 
@@ -160,9 +170,3 @@ def _ids(value: int | list[int] | None) -> frozenset[int]:
     if value is None:
         return frozenset()
     return frozenset([value] if isinstance(value, int) else value)
-
-
-def first_line(error: Exception) -> str:
-    """What ``error`` says first, which is enough for a message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -17,7 +17,7 @@ import signal
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -46,9 +46,17 @@ GRACE = 5.0
 
 
 def load(
-    files: ModelFiles, config: EngineConfig, *, eos_token_ids: Iterable[int] = ()
+    files: ModelFiles,
+    config: EngineConfig,
+    *,
+    eos_token_ids: Iterable[int] = (),
+    lost: Callable[[str], None] = lambda reason: None,
 ) -> ModelRunner:
     """The model on as many ranks as ``config`` says.
+
+    Args:
+        lost: told, from another thread, as soon as no step can be computed any more since a rank
+            has ended by itself.
 
     Raises:
         ModelError, ConfigError: as ``ModelRunner``.
@@ -56,11 +64,11 @@ def load(
     """
     if config.tensor_parallel_size == 1:
         return ModelRunner(files, config, eos_token_ids=eos_token_ids)
-    return ParallelRunner(files, config, eos_token_ids=eos_token_ids)
+    return ParallelRunner(files, config, eos_token_ids=eos_token_ids, lost=lost)
 
 
 class ParallelRunner(ModelRunner):
-    """A ``ModelRunner`` that is rank 0 of ``config.tensor_parallel_size``.
+    """A ``ModelRunner`` that is rank 0 of ``config.tensor_parallel_size``; see ``load``.
 
     Raises:
         ModelError: the model cannot be read or served.
@@ -69,13 +77,18 @@ class ParallelRunner(ModelRunner):
     """
 
     def __init__(
-        self, files: ModelFiles, config: EngineConfig, *, eos_token_ids: Iterable[int] = ()
+        self,
+        files: ModelFiles,
+        config: EngineConfig,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        lost: Callable[[str], None] = lambda reason: None,
     ):
         size = config.tensor_parallel_size
         device = _device(config.device, size, rank=0)
         parallel.check_process()
         parallel.check_size(read_config(files.model), size)
-        self._ranks = Ranks(files, config)
+        self._ranks = Ranks(files, config, lost)
         self._end = weakref.finalize(self, self._ranks.end)
         try:
             self._ranks.await_ready()
@@ -114,9 +127,15 @@ class ParallelRunner(ModelRunner):
 
 class Ranks:
     """The processes of all ranks but 0, watched: when one ends, so do the others, and ``check``
-    says why."""
+    says why, as ``lost`` is told at once."""
 
-    def __init__(self, files: ModelFiles, config: EngineConfig):
+    def __init__(
+        self,
+        files: ModelFiles,
+        config: EngineConfig,
+        lost: Callable[[str], None] = lambda reason: None,
+    ):
+        self._lost = lost
         self._folder = Path(tempfile.mkdtemp(prefix="radixserve-"))
         self.store = self._folder / "store"
         """Where the ranks find each other."""
@@ -217,6 +236,7 @@ class Ranks:
         for process in processes:
             process.kill()
         parallel.abort()
+        self._lost(self._cause)
 
     def _reason(self, processes: list[SpawnProcess]) -> str:
         codes = {rank: process.exitcode for rank, process in enumerate(processes, 1)}

@@ -12,6 +12,7 @@ from radixserve.model.facts import Facts, GpuFacts
 
 FLASHINFER = ((0, 6, 13), (0, 8))
 """The first version whose calls are ours, and the first that nobody has looked at."""
+SUPPORTED = "{} or newer, below {}".format(*(".".join(map(str, each)) for each in FLASHINFER))
 TRITON = (3, 4)
 CAPABILITY = (7, 5)
 """Turing: the oldest that FlashInfer compiles for."""
@@ -80,7 +81,7 @@ def gpu_checks(facts: GpuFacts) -> list[Check]:
             *(
                 Check(name, "not needed", found or "none")
                 for name, found in (
-                    ("FlashInfer", facts.flashinfer),
+                    ("FlashInfer", f"{facts.flashinfer or 'none'} (supported: {SUPPORTED})"),
                     ("Triton", facts.triton),
                     ("nvcc", facts.nvcc),
                     ("ninja", facts.ninja),
@@ -107,6 +108,13 @@ def require_gpu(facts: GpuFacts) -> None:
             f"this GPU cannot be used as things are. {said}. radixserve doctor shows all; "
             "--device cpu does without."
         )
+
+
+def why_no_gpu(facts: GpuFacts) -> str:
+    """Where torch sees no GPU: the cause, and what to do about it."""
+    lines = (line(facts) for line in (_torch, _driver, _gpu))
+    cause = next(line for line in lines if line.state == "missing")
+    return f"{cause.name}: {cause.found} ({cause.remedy})"
 
 
 def _torch(facts: GpuFacts) -> Check:
@@ -143,11 +151,16 @@ def _gpu(facts: GpuFacts) -> Check:
 
 def _flashinfer(facts: GpuFacts) -> Check:
     first, end = FLASHINFER
-    wanted = f"{_text(first)} or newer, below {_text(end)}, is needed"
-    remedy = f"{wanted}: pip install 'flashinfer-python>={_text(first)},<{_text(end)}'"
     version = facts.flashinfer
-    fits = version is not None and first <= _numbers(version) < end
-    return _check("FlashInfer", fits, version or "none", remedy)
+    package = f"'flashinfer-python>={_text(first)},<{_text(end)}'"
+    if version is None or not first <= _numbers(version) < end:
+        remedy = f"{SUPPORTED}, is needed: pip install {package}"
+        return Check("FlashInfer", "missing", version or "none", remedy)
+    if facts.fault is not None:
+        found = f"{version}, which cannot be imported: {facts.fault}"
+        remedy = f"install it anew: pip install --force-reinstall {package}"
+        return Check("FlashInfer", "missing", found, remedy)
+    return Check("FlashInfer", "ok", f"{version} (supported: {SUPPORTED})")
 
 
 def _triton(facts: GpuFacts) -> Check:

@@ -104,46 +104,64 @@ def survey(decoder: Decoder, max_model_len: int) -> KvGeometry:
 
 PAGE = 4
 PROMPT, CUT, OTHER = 16, 9, 5
-"""Tokens of one prompt, the length of its first chunk, and tokens of a prompt beside the second."""
+"""Tokens of one prompt, the length of its first chunk, and tokens of a prompt beside its last."""
 PAGES = 8
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.15}
 
 
-def self_check(decoder: Decoder, backend: AttentionBackend, max_model_len: int) -> None:
-    """Compare paged attention, in chunks and in a batch, with the model's own eager attention.
+def own_logits(decoder: Decoder, max_model_len: int) -> torch.Tensor:
+    """The logits, [21, vocabulary], that ``self_check`` wants: by the model's own eager attention.
+
+    Raises:
+        ModelError: it cannot be run so.
+    """
+    model: Any = decoder.model
+    prompt, other = _texts(model.config.vocab_size)
+    shift = max(max_model_len - PROMPT, 0)
+    try:
+        model.set_attn_implementation("eager")
+        return torch.cat([_eager(decoder, tokens, shift) for tokens in (prompt, other)])
+    except Exception as error:
+        name = type(model).__name__
+        raise ModelError(f"{name} cannot be run with eager attention: {error!r}") from error
+    finally:
+        model.set_attn_implementation(NAME)
+
+
+def self_check(
+    decoder: Decoder, backend: AttentionBackend, own: torch.Tensor, max_model_len: int
+) -> None:
+    """Compare paged attention, in chunks and in a batch, with ``own``, of ``own_logits``.
 
     ``backend`` needs 8 free pages of 4 tokens. Guards against models that pass the survey and
     still need more than keys and values of earlier tokens. Positions are the last ones before
-    ``max_model_len``: what goes wrong with them goes wrong there.
+    ``max_model_len``: what goes wrong with them goes wrong there. The steps are of several tokens
+    and of one, which is all that ``Decoder.compile`` tells apart.
 
     Raises:
         ModelError: the logits differ by more than rounding explains.
     """
     model: Any = decoder.model
-    name, vocab_size = type(model).__name__, model.config.vocab_size
-    ids = [(7919 * i + 13) % vocab_size for i in range(PROMPT + OTHER)]
-    prompt, other = ids[:PROMPT], ids[PROMPT:]
+    prompt, other = _texts(model.config.vocab_size)
     shift = max(max_model_len - PROMPT, 0)
-    try:
-        model.set_attn_implementation("eager")
-        expected = torch.cat([_eager(decoder, tokens, shift) for tokens in (prompt, other)])
-    except Exception as error:
-        raise ModelError(f"{name} cannot be run with eager attention: {error!r}") from error
-    finally:
-        model.set_attn_implementation(NAME)
     pages, others = array("i", [7, 2, 5, 1]), array("i", [3, 6])
-    first = [_row(prompt[:CUT], 0, pages)]
-    second = [_row(prompt[CUT:], CUT, pages), _row(other, 0, others)]
-    actual = torch.cat([_paged(decoder, backend, rows, shift) for rows in (first, second)])
-    difference = (actual - expected).norm(dim=-1)
-    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    first, one = [_row(prompt[:CUT], 0, pages)], [_row(prompt[CUT : CUT + 1], CUT, pages)]
+    last = [_row(prompt[CUT + 1 :], CUT + 1, pages), _row(other, 0, others)]
+    actual = torch.cat([_paged(decoder, backend, rows, shift) for rows in (first, one, last)])
+    difference = (actual - own).norm(dim=-1)
+    spread = (own - own.mean(-1, keepdim=True)).norm(dim=-1)
     # A few tokens may differ more in half precision: an expert chosen by a hair, for one.
     relative = float((difference / spread)[CUT:].median())
     if not relative <= TOLERANCE[next(model.parameters()).dtype]:
         raise ModelError(
-            f"{name} gives other logits with paged attention than with its own (relative error "
-            f"{relative:.3g}): it needs something that radixserve does not have."
+            f"{type(model).__name__} gives other logits with paged attention than with its own "
+            f"(relative error {relative:.3g}): it needs something that radixserve does not have."
         )
+
+
+def _texts(vocab_size: int) -> tuple[list[int], list[int]]:
+    ids = [(7919 * i + 13) % vocab_size for i in range(PROMPT + OTHER)]
+    return ids[:PROMPT], ids[PROMPT:]
 
 
 def _row(tokens: list[int], start: int, pages: array[int]) -> Row:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.functional import embedding, linear
 from transformers import PreTrainedConfig
 
 from radixserve.attention.arrays import PagedBatch
 from radixserve.attention.backend import AttentionBackend
+from radixserve.attention.staging import Staging
 from radixserve.model import family
 from radixserve.model.kv_storage import KvGeometry
 from radixserve.model.ops import Ops
@@ -58,6 +60,8 @@ class TorchDecoder:
         device: where they go.
         max_model_len: positions to have rotations for.
         ops: the small operations between the products.
+        staging: what a step's token ids reach the device through while it is still busy with the
+            step before; None where there is nothing to wait for.
     """
 
     def __init__(
@@ -70,9 +74,10 @@ class TorchDecoder:
         device: torch.device,
         max_model_len: int,
         parallel: Parallel = ALONE,
+        staging: Staging | None = None,
     ):
         mine = share(config, parallel)
-        self.device = device
+        self.device, self._staging = device, staging
         self._ops, self._parallel = ops, parallel
         self._heads, self._kv_heads = _length(mine.heads), _length(mine.kv_heads)
         self._size = family.head_size(config)
@@ -89,15 +94,24 @@ class TorchDecoder:
     def logits(self, batch: PagedBatch, backend: AttentionBackend) -> torch.Tensor:
         """Logits, [S, vocabulary], of ``batch.sample_rows``; the KV of all tokens is appended."""
         backend.begin(batch)
-        token_ids = batch.token_ids.to(self.device, non_blocking=True)
+        token_ids, positions, sample_rows = self._inputs(batch)
         if batch.unknown is not None:
             batch.unknown.fill(token_ids)
-        return self.forward(
-            token_ids,
-            batch.positions.to(self.device, non_blocking=True),
-            batch.sample_rows.to(self.device, non_blocking=True),
-            backend,
-        )
+        return self.forward(token_ids, positions, sample_rows, backend)
+
+    def _inputs(self, batch: PagedBatch) -> tuple[torch.Tensor, ...]:
+        """Token ids, positions and sampled rows, int64, on the device.
+
+        Copied from anything but pinned memory they would wait for all that the device has to do.
+        """
+        inputs = (batch.token_ids, batch.positions, batch.sample_rows)
+        if self._staging is None:
+            return tuple(each.to(self.device) for each in inputs)
+        self._staging.wait()
+        joined = np.concatenate([each.numpy() for each in inputs]).astype(np.int32)
+        ((_, sent),) = self._staging.load([joined])
+        self._staging.close()
+        return torch.split(sent.long(), [len(each) for each in inputs])
 
     @torch.inference_mode()
     def forward(

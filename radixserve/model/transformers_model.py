@@ -6,6 +6,8 @@ as torch does.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +20,17 @@ from radixserve.attention import cpu
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
-from radixserve.errors import ConfigError, ModelError
+from radixserve.errors import ConfigError, ModelError, first_line
 from radixserve.kernels.cpu.library import CpuKernels
 from radixserve.kernels.cpu.weights import DTYPES, PageForm, check_heads
-from radixserve.model import survey
+from radixserve.model import family, fp8_weights, survey
 from radixserve.model.cuda_graphs import GraphDevice, Logits
 from radixserve.model.decoder import Decoder
 from radixserve.model.kv_storage import KvGeometry, KvStorage, code_of
-from radixserve.model.loader import Description, first_line
+from radixserve.model.loader import Description
 from radixserve.model.transformers_attention import NAME
+
+log = logging.getLogger(__name__)
 
 BUFFERS = ("inv_freq", "attn.bias", "attn.masked_bias")
 """Ends of names that old checkpoints hold as weights and models compute themselves."""
@@ -58,12 +62,28 @@ class TransformersModel:
         self._page_size = config.page_size
         trial = KvStorage(geometry, survey.PAGES, survey.PAGE, self._decoder.device)
         backend = self._attention(trial.kv, geometry.page(survey.PAGE))
-        survey.self_check(self._decoder, backend, described.max_model_len)
+        own = survey.own_logits(self._decoder, described.max_model_len)
+        check = partial(survey.self_check, self._decoder, backend, own, described.max_model_len)
+        check()
+        if config.torch_compile:
+            self._compile(check)
 
     def on(self, kv: torch.Tensor, graphs: GraphDevice | None = None) -> Logits:
         """See ``Executable.on``."""
         backend = self._attention(kv, self.geometry.page(self._page_size))
         return partial(self._decoder.logits, backend=backend)
+
+    def _compile(self, check: Callable[[], None]) -> None:
+        log.info("torch compiles this model, which may take minutes")
+        self._decoder.compile()
+        try:
+            check()
+        except Exception as error:  # compilers fail in their own ways
+            raise ModelError(
+                f"torch_compile: {type(self._decoder.model).__name__} cannot be compiled here: "
+                f"{first_line(error)}. Leave torch_compile out."
+            ) from error
+        self.name += ", compiled"
 
     def _attention(self, kv: torch.Tensor, form: PageForm) -> AttentionBackend:
         if self._kernels is None:
@@ -95,6 +115,13 @@ def weights(described: Description) -> PreTrainedModel:
         ModelError: they are missing or damaged.
     """
     config, dtype = described.config, described.dtype
+    if fp8_weights.readable(config) and family.unfit(config) is None:
+        raise ModelError(
+            f"{described.path}: weights in FP8 are read by radixserve's own decoders alone, and "
+            "these need attention_backend auto, all weights of the model and no other, and on a "
+            "CPU the native kernels: radixserve doctor shows these. Else serve a checkpoint in "
+            "bfloat16."
+        )
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if described.dummy:
         model = _dummy(architecture, config, dtype, described.seed)

@@ -18,7 +18,7 @@ from tests.attention.decoding import decoding_rows, step
 from tests.attention.fake_device import FakeDevice, RaceError
 from tests.attention.fake_flashinfer import FakeFlashInfer
 from tests.attention.fake_kernels import tiles_bytes
-from tests.attention.test_flashinfer import DECODE, FP8, NEVER, Rounded, flashinfer, world
+from tests.attention.flashinfer_world import DECODE, FP8, NEVER, Rounded, flashinfer, world
 
 LARGEST, LONGEST, PAGES = 11, 70, 60
 DIM, LAYER = 64, 1

@@ -15,8 +15,8 @@ from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.tokens import pack
 from tests.attention.fake_device import FakeDevice, RaceError
 from tests.attention.fake_flashinfer import FakeFlashInfer
+from tests.attention.flashinfer_world import DECODE, PAGED, coded, flashinfer, world
 from tests.attention.test_cpu import LAYER, World
-from tests.attention.test_flashinfer import DECODE, PAGED, coded, flashinfer, world
 
 
 def test_overlapped_steps_never_write_to_what_is_still_copied():

@@ -18,7 +18,7 @@ from radixserve.attention.reference import ReferenceAttention
 from tests.attention.decoding import decoding_rows, step
 from tests.attention.fake_device import FakeDevice
 from tests.attention.fake_kernels import attend, merge
-from tests.attention.test_flashinfer import FP8, Rounded, coded, flashinfer, world
+from tests.attention.flashinfer_world import FP8, Rounded, coded, flashinfer, world
 
 KNOWN = ("0.6.13",)
 """Versions whose kernels take their arguments in this order."""

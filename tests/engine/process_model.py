@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from radixserve.config import EngineConfig
 from radixserve.engine.core import Runner
-from radixserve.engine.messages import Found, News
+from radixserve.engine.messages import Found, RankLost
 from radixserve.engine.process import child
+from radixserve.engine.process.child import Wire
 from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.errors import EngineDeadError, ModelError
 from radixserve.scheduling.plan import Sampled, StepPlan
@@ -57,7 +58,7 @@ class FailingModel(SayingModel):
         return super().execute(plan)
 
 
-def load(config: EngineConfig, send: Callable[[News], None]) -> tuple[Runner, EngineConfig]:
+def load(config: EngineConfig, wire: Wire) -> tuple[Runner, EngineConfig]:
     """Raises ModelError if there is a file ``broken`` in the model's folder."""
     folder = Path(config.tokenizer or "")
     if (folder / "broken").exists():
@@ -65,10 +66,17 @@ def load(config: EngineConfig, send: Callable[[News], None]) -> tuple[Runner, En
     how = (folder / "how").read_text()
     if (folder / "once").exists():
         (folder / "how").write_text("well")
-    send(Found("tiny", str(folder)))
+    wire.send(Found("tiny", str(folder)))
     tokenizer = Tokenizer.load(folder)
     [first] = tokenizer.decode([3]).encode()
+    if how == "lost":
+        threading.Thread(target=lose, args=(folder / "lose", wire), daemon=True).start()
     return FailingModel(config, 200, 3 - first, how), config
+
+
+def lose(signal: Path, wire: Wire) -> None:
+    """Say that a rank was lost once ``signal``, a FIFO, is written to."""
+    wire.tell(RankLost(signal.read_text()))
 
 
 def supervised(

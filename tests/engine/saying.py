@@ -49,6 +49,9 @@ class SayingModel(SimulatedModel):
             for row in plan.rows
         ]
 
+    def close(self) -> None:
+        """There is nothing beside it."""
+
     def hold(self) -> None:
         """From now on a step only runs when it is allowed to."""
         while self._permits.acquire(blocking=False):

@@ -16,7 +16,7 @@ from radixserve.model.execution import Executable, _torch, executable
 from radixserve.model.kv_storage import KvStorage
 from radixserve.model.loader import describe
 from radixserve.model.parallel import ALONE
-from radixserve.model.survey import self_check, survey
+from radixserve.model.survey import own_logits, self_check, survey
 from radixserve.model.transformers_model import load
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
@@ -157,4 +157,5 @@ def test_the_check_at_start_passes_what_is_right(checkpoint: Path):
     config = EngineConfig(dtype="float32", device="cpu")
     decoder = load(describe(checkpoint, config))
     geometry = survey(decoder, tiny.CONTEXT)
-    self_check(decoder, ReferenceAttention(KvStorage(geometry, 8, 4, decoder.device).kv), 256)
+    backend = ReferenceAttention(KvStorage(geometry, 8, 4, decoder.device).kv)
+    self_check(decoder, backend, own_logits(decoder, 256), 256)

@@ -339,7 +339,7 @@ def test_quantized_weights_are_not_served_by_this_decoder(
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Starts there, as far as what is refused before anything of a model is read."""
     monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
-    monkeypatch.setattr(family, "checkpoint", lambda path: pytest.fail("read"))
+    monkeypatch.setattr(family, "checkpoint", lambda *_: pytest.fail("read"))
 
     def start(path: Path, **changed: Any) -> None:
         config = settings(**changed)

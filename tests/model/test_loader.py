@@ -39,7 +39,7 @@ from radixserve.model.compatibility import check_config
 from radixserve.model.decoder import Decoder
 from radixserve.model.kv_storage import KvStorage
 from radixserve.model.loader import describe, pick_dtype
-from radixserve.model.survey import self_check, survey
+from radixserve.model.survey import own_logits, self_check, survey
 from tests.model import tiny
 
 CPU = torch.device("cpu")
@@ -74,7 +74,8 @@ def examine(directory: Path, config: PreTrainedConfig) -> None:
     """All that is checked before a model is served, with dummy weights."""
     decoder = dummy(directory, config, max_model_len=64)
     geometry = survey(decoder, 64)
-    self_check(decoder, ReferenceAttention(KvStorage(geometry, 8, 4, CPU).kv), 64)
+    backend = ReferenceAttention(KvStorage(geometry, 8, 4, CPU).kv)
+    self_check(decoder, backend, own_logits(decoder, 64), 64)
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_attention_that_forgets_is_found_out(tmp_path: Path):
     decoder = load(tiny.write(tmp_path), engine())
     storage = KvStorage(survey(decoder, 64), 8, 4, CPU)
     with pytest.raises(ModelError, match="other logits with paged attention"):
-        self_check(decoder, Forgetful(storage.kv), 64)
+        self_check(decoder, Forgetful(storage.kv), own_logits(decoder, 64), 64)
 
 
 WINDOWED = MistralConfig(**SMALL, sliding_window=32)

@@ -148,7 +148,7 @@ def test_dummy_weights_are_those_that_transformers_draws(tmp_path: Path):
         (LlamaConfig(**{**SMALL, "head_dim": 24}), "head size of 24"),
         (LlamaConfig(**{**SMALL, "hidden_size": 54}), "hidden size 54"),
         (LlamaConfig(**{**SMALL, "num_key_value_heads": 4}), "6 heads"),
-        (LlamaConfig(**SMALL, quantization_config={"quant_method": "fp8"}), "quantized"),
+        (LlamaConfig(**SMALL, quantization_config={"quant_method": "awq"}), "quantized"),
     ],
 )
 def test_what_it_cannot_run_it_leaves_to_transformers_with_a_reason(

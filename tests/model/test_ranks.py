@@ -10,6 +10,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -42,10 +43,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(checkpoint: Path) -> Iterator[Callable[..., ModelRunner]]:
     made: list[ModelRunner] = []
 
-    def build(**settings: Any) -> ModelRunner:
+    def build(lost: Callable[[str], object] = len, **settings: Any) -> ModelRunner:
         chosen = {"dtype": "float32", "device": "cpu", "num_pages": 64, "page_size": PAGE}
         config = EngineConfig(**{**chosen, "threads": 1, **settings})
-        made.append(ranks.load(ModelFiles(checkpoint, checkpoint, "tiny"), config))
+        files = ModelFiles(checkpoint, checkpoint, "tiny")
+        made.append(ranks.load(files, config, lost=lost))
         return made[-1]
 
     yield build
@@ -127,6 +129,28 @@ def test_a_rank_that_is_killed_in_a_step_ends_it_at_once(make: Callable[..., Mod
         step(runner, PROMPT, 0)
 
 
+def test_a_rank_that_is_killed_between_steps_is_noticed_at_once(make: Callable[..., ModelRunner]):
+    reasons: SimpleQueue[str] = SimpleQueue()
+    runner = make(tensor_parallel_size=2, lost=reasons.put)
+    step(runner, PROMPT, 0)
+    [process] = multiprocessing.active_children()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    reason = "Rank 1 of the model was killed (SIGKILL)."
+    assert reasons.get(timeout=60) == reason
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        step(runner, PROMPT, 0)
+    runner.close()
+    assert not multiprocessing.active_children()
+    assert reasons.empty()
+
+
+def test_ranks_that_are_ended_are_not_lost(make: Callable[..., ModelRunner]):
+    reasons: list[str] = []
+    make(tensor_parallel_size=2, lost=reasons.append).close()
+    assert not reasons
+
+
 def test_a_rank_that_fails_says_why(make: Callable[..., ModelRunner]):
     runner = make(tensor_parallel_size=2)
     impossible = pickle.dumps(([PageCopy(1, 10_000, 1)], None))
@@ -153,7 +177,7 @@ def test_ranks_that_cannot_be_are_refused_before_any_is_started(
         make(tensor_parallel_size=3)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="needs 2 GPUs; torch sees 1"):
+    with pytest.raises(ConfigError, match=r"needs 2 GPUs; torch sees 1\. Lower it, or make more"):
         make(tensor_parallel_size=2, device="cuda")
     assert not multiprocessing.active_children()
 

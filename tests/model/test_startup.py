@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.model import facts as reading
-from radixserve.model import runner
+from radixserve.model import loader, runner
 from radixserve.model.facts import Facts, Gpu, GpuFacts, reach_tools
-from radixserve.model.loader import describe
+from radixserve.model.loader import describe, pick_device
 from radixserve.model.parallel import ALONE
 from radixserve.model.startup import Check, checks, gpu_checks, require_gpu
 from tests.model import tiny
+from tests.model.test_gpu_memory import FakeMemory
 
 GIB = 1 << 30
 H200 = Gpu("NVIDIA H200", (9, 0), 138 * GIB, 140 * GIB)
@@ -75,6 +78,7 @@ def test_a_machine_that_has_all_is_ok_in_every_line():
         ),
         ({"cuda": None, "torch": "2.13.0+cpu"}, "torch", "a build of torch with CUDA"),
         ({"gpus": ()}, "GPU", "nvidia-smi"),
+        ({"fault": "no module named tvm_ffi"}, "FlashInfer", "pip install --force-reinstall"),
         ({"gpus": (replace(H200, name="Tesla V100", capability=(7, 0)),)}, "GPU", "Tesla V100"),
     ],
     ids=lambda value: str(value)[:30],
@@ -107,6 +111,64 @@ def test_what_does_not_fit_is_refused_with_cause_and_remedy(
 )
 def test_what_is_known_to_work_together_is_not_refused(changed: dict[str, Any]):
     assert missing(**changed) == []
+
+
+def test_the_versions_that_are_supported_are_named_where_all_is_well_too():
+    for known in (GOOD, replace(GOOD, driver=None, gpus=(), flashinfer=None)):
+        (line,) = [check for check in gpu_checks(known) if check.name == "FlashInfer"]
+        assert "supported: 0.6.13 or newer, below 0.8" in line.found
+
+
+def test_the_doctor_lists_all_that_the_start_looks_at():
+    lines = {check.name: check for check in checks(ALL)}
+    assert all(lines[check.name] == check for check in gpu_checks(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        (
+            {"cuda": None, "torch": "2.13.0+cpu"},
+            r"torch: 2.13.0\+cpu, built without CUDA \(install",
+        ),
+        ({"driver": None}, r"driver: none \(install NVIDIA's driver\)"),
+        ({"driver": "12.8"}, r"driver: runs CUDA up to 12.8, torch needs 13.0 \(update the driver"),
+        ({}, r"GPU: torch sees none \(see what nvidia-smi says"),
+    ],
+    ids=str,
+)
+def test_a_gpu_that_torch_does_not_see_is_refused_with_the_first_cause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    changed: dict[str, Any], cause: str,
+):  # fmt: skip
+    found = replace(GOOD, gpus=(), **changed)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(loader, "gpu_facts", lambda: found)
+    monkeypatch.setattr(loader, "driver", lambda: found.driver)
+    with pytest.raises(ConfigError, match=rf"torch sees no GPU\. {cause}.*--device cpu"):
+        pick_device("cuda")
+    assert pick_device("cpu").type == "cpu"
+    assert not caplog.messages
+    assert pick_device("auto").type == "cpu"
+    warned = [message for message in caplog.messages if re.search(cause, message)]
+    assert len(warned) == (found.driver is not None), "who has no driver means no GPU"
+
+
+def test_a_model_for_which_others_leave_no_memory_is_refused_with_what_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def load(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setattr(runner, "gpu_facts", lambda: GOOD)
+    monkeypatch.setattr(runner, "CudaMemory", lambda device: FakeMemory(outside=90 * GIB))
+    monkeypatch.setattr(runner, "executable", load)
+    config = EngineConfig(device="cpu", dtype="float32")
+    with pytest.raises(ConfigError) as caught:
+        runner._on_gpu(describe(tiny.write(tmp_path), config), config, ALONE)
+    for part in ("the model does not fit into a GPU", "others hold 90.00 GiB", "free what others"):
+        assert part in str(caught.value)
 
 
 def test_everything_that_is_missing_is_said_at_once():
@@ -170,6 +232,15 @@ def program(folder: Path, name: str, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
+
+
+def test_what_cannot_be_imported_says_why_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "broken_part.py").write_text("raise OSError('no libcudart\\nand more')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert reading._fault("broken_part") == "no libcudart"
+    assert reading._fault("json") is None
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from transformers import (
     LlamaConfig,
 )
 
-from radixserve.attention.arrays import PagedBatch, paged_batch
+from radixserve.attention.arrays import PagedBatch, Unknown, paged_batch
 from radixserve.attention.reference import ReferenceAttention
+from radixserve.attention.staging import Staging
 from radixserve.errors import ConfigError
 from radixserve.model import family
 from radixserve.model.kv_storage import KvStorage
@@ -29,6 +30,7 @@ from radixserve.model.torch_decoder import TorchDecoder, geometry
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
+from tests.attention.fake_device import FakeDevice, RaceError
 from tests.model import tiny
 
 CPU = torch.device("cpu")
@@ -75,7 +77,13 @@ class Thread(Parallel):
 class Model:
     """One rank over its own KV, a pool of NaN."""
 
-    def __init__(self, path: Path, dtype: torch.dtype = torch.float32, parallel: Parallel = ALONE):
+    def __init__(
+        self,
+        path: Path,
+        dtype: torch.dtype = torch.float32,
+        parallel: Parallel = ALONE,
+        staging: Staging | None = None,
+    ):
         config = AutoConfig.from_pretrained(path)
         self.decoder = TorchDecoder(
             config,
@@ -85,6 +93,7 @@ class Model:
             device=CPU,
             max_model_len=128,
             parallel=parallel,
+            staging=staging,
         )
         self.geometry = geometry(config, dtype, parallel)
         self.kv = KvStorage(self.geometry, 20, PAGE, CPU).kv.fill_(torch.nan)
@@ -204,6 +213,53 @@ def test_no_value_is_ever_looked_at_so_that_a_graph_can_hold_the_pass(
     tokens = torch.empty(7, dtype=torch.int64, device=nowhere)
     found = decoder.forward(tokens, tokens, tokens[:3], NoAttention())
     assert (found.shape, found.device) == ((3, FORMS[form].vocab_size), nowhere)
+
+
+def steps(path: Path, device: FakeDevice) -> torch.Tensor:
+    """The logits of a prompt in steps that are queued behind each other."""
+    model, found = Model(path, staging=Staging(device)), []
+    for start in range(0, 70, 10):
+        before = device.stream.queued
+        found.append(model.step(chunk(start, start + 10)))
+        assert device.stream.queued == before + 1, "one copy"
+    return torch.cat(found)
+
+
+def test_token_ids_reach_a_busy_device_in_one_copy_that_the_next_step_does_not_disturb(
+    checkpoints: Callable[[str], Path],
+):
+    path, device = checkpoints("plain"), FakeDevice()
+    torch.testing.assert_close(steps(path, device), Model(path).logits(), atol=2e-4, rtol=2e-4)
+    assert device.stream._done == device.stream.queued - 1, "only copies before were waited for"
+    device.stream.finish()
+
+
+def test_the_stand_in_notices_token_ids_that_are_overwritten(checkpoints: Callable[[str], Path]):
+    device = FakeDevice(deaf=True)
+    steps(checkpoints("plain"), device)
+    with pytest.raises(RaceError):
+        device.stream.finish()
+
+
+@pytest.mark.parametrize("sampled", [0, 1, 10])
+def test_a_step_without_graphs_reads_nothing_from_the_device(
+    checkpoints: Callable[[str], Path], sampled: int
+):
+    nowhere = torch.device("meta")
+    decoder = TorchDecoder(
+        FORMS["plain"],
+        torch.bfloat16,
+        family.checkpoint(checkpoints("plain")),
+        TorchOps(),
+        device=nowhere,
+        max_model_len=128,
+        staging=Staging(FakeDevice("meta")),
+    )
+    batch = chunk(0, 10)
+    batch.sample_rows = batch.sample_rows[:sampled]
+    ids = torch.empty(1, dtype=torch.int64, device=nowhere)
+    batch.unknown = Unknown(places=ids, tokens=ids)
+    assert decoder.logits(batch, NoAttention()).shape == (sampled, FORMS["plain"].vocab_size)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.server.app import create_app
@@ -111,5 +113,24 @@ def test_while_a_step_takes_seconds_the_server_is_well_and_who_leaves_is_let_go(
                 await asyncio.sleep(0.01)
             assert engine.stats().finished == {"abort": 1, "length": 1}
             assert engine.stats().restarts == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_engine_that_loses_what_computes_its_steps_says_why_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async def scenario() -> None:
+        os.mkfifo(tmp_path / "lose")
+        async with served(tmp_path, "lost") as (engine, client):
+            old = engine.pid
+            assert (await client.get("/health")).status_code == 200
+            reason = "Rank 1 of the model was killed (SIGKILL)."
+            threading.Thread(target=(tmp_path / "lose").write_text, args=(reason,)).start()
+            await health(client, 503)
+            await health(client, 200)
+            assert f"{reason} It is started again." in caplog.text
+            assert engine.pid != old
+            assert said(await client.post(COMPLETIONS, json={"prompt": "a"})) == TEXT[:16]
 
     asyncio.run(scenario())

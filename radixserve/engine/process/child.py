@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore, Runner
 from radixserve.engine.loop import EngineLoop
-from radixserve.engine.messages import Command, Failure, Fault, Found, News, Ready
+from radixserve.engine.messages import Command, Failure, Fault, Found, News, RankLost, Ready
 from radixserve.errors import RadixServeError
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Start(msgspec.Struct, frozen=True):
     log_level: int
 
 
-Load = Callable[[EngineConfig, Callable[[News], None]], tuple[Runner, EngineConfig]]
+Load = Callable[[EngineConfig, "Wire"], tuple[Runner, EngineConfig]]
 """Makes what runs the model, and says which settings hold on this machine."""
 
 
@@ -50,9 +51,9 @@ def main(load: Load | None = None) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("radixserve").setLevel(start.log_level)
     wire = Wire(Connection(start.socket))
-    status = DONE
+    status, runner = DONE, None
     try:
-        runner, config = (load or _load)(EngineConfig(**start.config), wire.send)
+        runner, config = (load or _load)(EngineConfig(**start.config), wire)
         core = EngineCore(config, runner)
         info = runner.info
         wire.send(
@@ -70,6 +71,11 @@ def main(load: Load | None = None) -> None:
             status = _fail(wire, error)
     except Exception as error:
         status = _fail(wire, error)
+    try:
+        if runner is not None:
+            runner.close()
+    except Exception:
+        log.exception("what computed steps could not be ended")
     # Without ado: threads of libraries can hang a plain exit.
     sys.stderr.flush()
     os._exit(status)
@@ -82,10 +88,15 @@ class Wire:
         self._connection = connection
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+        self._inside, self._told = Pipe(duplex=False)
         self.broken = False
         """Whether the other end is gone."""
 
-    def get(self, wait: bool) -> Command:
+    def tell(self, command: Command) -> None:
+        """Put ``command`` before those of the other end, from any thread of this process."""
+        self._told.send_bytes(msgspec.msgpack.encode(command))
+
+    def get(self, block: bool) -> Command:
         """The next command.
 
         Raises:
@@ -93,9 +104,11 @@ class Wire:
             OSError: the other end is gone.
         """
         try:
-            if not wait and not self._connection.poll():
+            ready = wait([self._inside, self._connection], None if block else 0)
+            if not ready:
                 raise queue.Empty
-            return self._decoder.decode(self._connection.recv_bytes())
+            source = self._inside if self._inside in ready else self._connection
+            return self._decoder.decode(source.recv_bytes())
         except (EOFError, OSError) as error:
             self.broken = True
             raise OSError("nobody asks any more") from error
@@ -113,7 +126,7 @@ class Wire:
             raise
 
 
-def _load(config: EngineConfig, send: Callable[[News], None]) -> tuple[Runner, EngineConfig]:
+def _load(config: EngineConfig, wire: Wire) -> tuple[Runner, EngineConfig]:
     # What the engine needs takes seconds to import, and errors above are told without it.
     from radixserve.engine.garbage import spare_what_is_loaded
     from radixserve.engine.model_files import prepare, settle
@@ -122,9 +135,14 @@ def _load(config: EngineConfig, send: Callable[[News], None]) -> tuple[Runner, E
 
     config = settle(config)
     files = prepare(config)
-    send(Found(files.name, str(files.tokenizer)))
+    wire.send(Found(files.name, str(files.tokenizer)))
     tokenizer = Tokenizer.load(files.tokenizer)
-    runner = ranks.load(files, config, eos_token_ids=tokenizer.eos_token_ids)
+    runner = ranks.load(
+        files,
+        config,
+        eos_token_ids=tokenizer.eos_token_ids,
+        lost=lambda reason: wire.tell(RankLost(reason)),
+    )
     spare_what_is_loaded()
     return runner, config
 
