@@ -4,7 +4,11 @@
     python -m bench.gpu_check --bench    # speed;       bench/results/gpu-bench.json
     python -m bench.gpu_check --wheels   # what to bring to a machine without network
 
-Ends with status 2 where there is no GPU, and 1 where something is wrong.
+Ends with status 0 where every test passed or every target was met, 1 where one failed or was
+missed, and 2 where there is no GPU (or an option cannot work). Without a GPU the benchmark can be
+tried out::
+
+    python -m bench.gpu_check --bench --device cpu --geometry tiny --shrink 32 --output dry.json
 """
 
 from __future__ import annotations
@@ -15,18 +19,14 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
-if TYPE_CHECKING:
-    import torch
+from bench.gpu.options import add_options
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-REPEATS = 50
 
 WHEELS = """\
 # On a machine with network, of the same system and Python as the one with the GPU:
@@ -43,23 +43,33 @@ def main() -> None:
     parser.add_argument("--bench", action="store_true", help="speed instead of correctness")
     parser.add_argument("--wheels", action="store_true", help="list what has to be installed")
     parser.add_argument("--output", type=Path, help="default: bench/results/gpu-*.json")
+    add_options(parser)
     chosen = parser.parse_args()
     if chosen.wheels:
         print("\n".join([WHEELS, *wheels()]))  # noqa: T201
         return
+    if chosen.device == "cpu" and not (chosen.bench and chosen.output):
+        parser.error("--device cpu is a dry run of --bench, and needs --output")
     import torch
 
-    if not torch.cuda.is_available():
+    if chosen.device == "cuda" and not torch.cuda.is_available():
         print("This needs a GPU, and torch sees none here: run it on one.", file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    kind = "bench" if chosen.bench else "check"
-    report = {"where": where(), "results": measured() if chosen.bench else checked()}
-    output = chosen.output or RESULTS / f"gpu-{kind}.json"
+    if chosen.bench:
+        from bench.gpu import run as speed
+
+        try:
+            met = speed.run(chosen, chosen.output or RESULTS / "gpu-bench.json", where())
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        sys.exit(not met)
+    report = {"where": where(), "results": checked()}
+    output = chosen.output or RESULTS / "gpu-check.json"
     output.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     for line in shown(report["results"]):
         print(line)  # noqa: T201
     print(f"written to {output}")  # noqa: T201
-    sys.exit(any(each.get("outcome") == "failed" for each in report["results"]))
+    sys.exit(any(each["outcome"] == "failed" for each in report["results"]))
 
 
 def wheels() -> list[str]:
@@ -114,101 +124,12 @@ def outcomes(junit: str) -> list[dict[str, Any]]:
 
 
 def shown(results: list[dict[str, Any]]) -> list[str]:
-    """What people want to read of them: numbers, or what did not pass and the sum."""
-    if "outcome" not in results[0]:
-        return [
-            f"{each['name']:34} {each['microseconds']:9.1f} us {each['gb_per_s']:8.0f} GB/s "
-            f"{each['of_copy']:5.0%} of a copy"
-            for each in results
-        ]
+    """What people want to read of them: what did not pass, and the sum."""
     counts: dict[str, int] = {}
     for each in results:
         counts[each["outcome"]] = counts.get(each["outcome"], 0) + 1
     odd = [f"{r['outcome']} {r['name']}: {r['why']}" for r in results if r["outcome"] != "passed"]
     return [*odd, ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))]
-
-
-# Speed: the ratio to a plain copy on the same GPU, in the same run
-
-
-def measured() -> list[dict[str, Any]]:
-    """Kernels that move memory, beside a copy that does nothing else."""
-    rows = [_plain_copy(), *_page_copies(), *_appends()]
-    best = rows[0]["gb_per_s"]
-    return [{**row, "of_copy": row["gb_per_s"] / best} for row in rows]
-
-
-def _plain_copy() -> dict[str, Any]:
-    import torch
-
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return _row("copy of 1 GiB", 2 * source.nbytes, lambda: target.copy_(source))
-
-
-def _page_copies() -> list[dict[str, Any]]:
-    """Pages of Llama-8B: 32 layers of 16 tokens, 8 heads and 128 elements, bf16."""
-    import torch
-
-    from radixserve.kernels.page_copy import copy_pages, copy_pages_in_torch
-
-    kv = torch.zeros(32, 1100, 2, 16, 8, 128, dtype=torch.bfloat16, device="cuda")
-    rows = []
-    for count in (1, 64, 512):
-        copies = [(1 + i, 550 + i) for i in range(count)]
-        moved = 2 * count * kv[:, 0].numel() * kv.itemsize
-        rows += [
-            _row(f"{count} pages, Triton", moved, lambda pairs=copies: copy_pages(kv, pairs)),
-            _row(
-                f"{count} pages, torch", moved, lambda pairs=copies: copy_pages_in_torch(kv, pairs)
-            ),
-        ]
-    return rows
-
-
-def _appends() -> list[dict[str, Any]]:
-    """Keys and values of one layer of Llama-8B from bf16 to FP8."""
-    import torch
-
-    from radixserve.kernels.kv_append import append_fp8, append_fp8_in_torch
-
-    kv = torch.zeros(1100, 2, 16, 8, 128, dtype=torch.float8_e4m3fn, device="cuda")
-    rows = []
-    for tokens in (1, 256, 8192):
-        key = torch.randn(tokens, 8, 128, dtype=torch.bfloat16, device="cuda")
-        slots = torch.randperm(16 * 1100, device="cuda")[:tokens]
-        where = (slots // 16, slots % 16)
-        moved = 2 * key.numel() * 3
-
-        def triton(key: torch.Tensor = key, where: tuple[torch.Tensor, ...] = where) -> None:
-            append_fp8(kv, key, key, *where, key_scale=0.5, value_scale=0.5)
-
-        def plain(key: torch.Tensor = key, where: tuple[torch.Tensor, ...] = where) -> None:
-            append_fp8_in_torch(kv, key, key, *where, 0.5, 0.5)
-
-        rows += [
-            _row(f"FP8 of {tokens} tokens, Triton", moved, triton),
-            _row(f"FP8 of {tokens} tokens, torch", moved, plain),
-        ]
-    return rows
-
-
-def _row(name: str, moved: int, run: Callable[[], object]) -> dict[str, Any]:
-    """The median time of ``run``, which reads and writes ``moved`` bytes."""
-    import torch
-
-    for _ in range(3):  # compiles
-        run()
-    times = []
-    for _ in range(REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
-    middle = median(times)
-    return {"name": name, "microseconds": middle, "gb_per_s": moved / middle / 1000}
 
 
 if __name__ == "__main__":

@@ -282,6 +282,10 @@ def _ops(described: Description) -> Ops:
 def _tensors(described: Description) -> family.Tensors | None:
     """The model's weights; None if they are not complete, or cannot be read: transformers, which
     tries next, says what is wrong with them."""
+    if described.dummy and described.device.type == "cuda":
+        from radixserve.model.dummy import DummyTensors
+
+        return DummyTensors(described.config, described.dtype, described.seed, described.device)
     if described.dummy:
         from radixserve.model.transformers_model import weights
 

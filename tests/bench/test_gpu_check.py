@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -37,6 +38,27 @@ def test_without_a_gpu_it_says_so_in_one_line_and_ends_with_2(
     assert done.stderr.count("\n") == 1
     assert "needs a GPU" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_benchmark_can_be_tried_out_without_a_gpu(tmp_path: Path):
+    output = tmp_path / "dry.json"
+    tiny = ("--geometry", "tiny", "--shrink", "64", "--rows", "4", "--steps", "2", "--repeats", "1")
+    done = run("--bench", "--device", "cpu", *tiny, "--only", "cascade", "--output", str(output))
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert report["failures"] == {}
+    assert {"first", "first-long", "prefill", "decode-apart", "idle-shared"} <= set(report["cases"])
+    assert report["subjects"]["cascade"]["dtype"] == "bfloat16"
+    assert report["where"]["checks"]
+    assert output.with_suffix(".png").is_file()
+    # What was not run was not met.
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout
+
+
+def test_a_dry_run_never_takes_the_place_of_a_real_one(tmp_path: Path):
+    done = run("--bench", "--device", "cpu")
+    assert done.returncode == 2
+    assert "needs --output" in done.stderr
 
 
 def test_the_list_to_bring_along_can_be_given_to_pip():
