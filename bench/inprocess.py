@@ -49,7 +49,7 @@ def useful_kv(lengths: Lengths, *, requests: int, page_size: int, seqs: int = 64
     while (plan := scheduler.plan()) is not None:
         sampled = [(Sampled(next(fresh) % 30_000),) if row.sampling else () for row in plan.rows]
         scheduler.commit(plan, sampled)
-        leases = [each.lease for each in scheduler.running.values() if each.lease is not None]
+        leases = [each.lease for each in scheduler.running.by_rank() if each.lease is not None]
         tokens += sum(lease.computed for lease in leases)
         slots += len({page for lease in leases for page in lease.pages}) * page_size
         steps += 1

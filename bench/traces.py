@@ -65,7 +65,7 @@ def _session(session: Record, requests: int, block: int, pace: float, seed: int)
             ("common", at) if at < common else (session["id"], each) for at, each in enumerate(ids)
         ]
         output = min(max(round(call["out"] * block / AGENT_BLOCK), 2), 64)
-        pause = call["think_time"] * pace if turns else 0.0
+        pause = call.get("think_time", 0.0) * pace if turns else 0.0
         turns.append(Turn(_tokens(names, block, seed), output, pause))
     return turns
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
@@ -30,7 +29,13 @@ from radixserve.terminal.options import (
     MEMORY,
     MODEL,
     SERVER,
+    BatchedTokens,
     DrainTimeout,
+    FilesDir,
+    LongPrefill,
+    MaxPasses,
+    MaxQueue,
+    QueueTimeout,
     StepTimeout,
     TorchCompile,
     option,
@@ -237,53 +242,20 @@ def serve(
             show_default="64, on a GPU 256",
         ),
     ] = 0,
-    max_num_batched_tokens: Annotated[
-        int,
-        option(
-            "--max-num-batched-tokens",
-            panel=BATCH,
-            help="Tokens that one step computes.",
-            show_default="512, on a GPU 8192",
-        ),
-    ] = 0,
-    long_prefill_token_threshold: Annotated[
-        int,
-        option(
-            "--long-prefill-token-threshold",
-            panel=BATCH,
-            help="Tokens that one prompt may take of a step; 0 is no limit.",
-        ),
-    ] = DEFAULTS.long_prefill_token_threshold,
+    max_num_batched_tokens: BatchedTokens = 0,
+    long_prefill_token_threshold: LongPrefill = DEFAULTS.long_prefill_token_threshold,
     scheduling_policy: Annotated[
         Policy,
         option(
             "--scheduling-policy", panel=BATCH, help="fcfs, or priority: the lower number first."
         ),
     ] = DEFAULTS.scheduling_policy,
-    max_queue: Annotated[
-        int,
-        option("--max-queue", panel=BATCH, help="Requests that may wait; more get a 503."),
-    ] = DEFAULTS.max_queue,
-    queue_timeout: Annotated[
-        float | None,
-        option(
-            "--queue-timeout",
-            panel=BATCH,
-            help="Seconds that a request may wait before it begins; then it gets a 504.",
-            show_default="no limit",
-        ),
-    ] = None,
+    max_passes: MaxPasses = DEFAULTS.max_passes,
+    max_queue: MaxQueue = DEFAULTS.max_queue,
+    queue_timeout: QueueTimeout = None,
     step_timeout: StepTimeout = DEFAULTS.step_timeout,
     drain_timeout: DrainTimeout = 30.0,
-    files_dir: Annotated[
-        Path | None,
-        option(
-            "--files-dir",
-            panel=SERVER,
-            help="Where /v1/files and /v1/batches keep what they are given.",
-            show_default="none are taken",
-        ),
-    ] = None,
+    files_dir: FilesDir = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -328,6 +300,7 @@ def serve(
             max_num_batched_tokens=max_num_batched_tokens,
             long_prefill_token_threshold=long_prefill_token_threshold,
             scheduling_policy=scheduling_policy,
+            max_passes=max_passes,
             max_queue=max_queue,
             queue_timeout=queue_timeout,
             step_timeout=step_timeout,

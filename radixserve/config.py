@@ -97,6 +97,9 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     """Tokens that one prompt may take of a step; 0 is no limit."""
     scheduling_policy: Policy = "fcfs"
+    max_passes: int = 64
+    """Later requests of the same tenant that may start before a request because more of them is
+    cached; 0 is strictly first come, first served."""
     max_queue: int = 1024
     """Requests that may wait; beyond it the server answers 503."""
     queue_timeout: float | None = None
@@ -135,11 +138,9 @@ class EngineConfig:
             raise ConfigError(
                 f"num_pages must be at least 2 (page 0 is scratch), not {self.num_pages}."
             )
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError(
-                "long_prefill_token_threshold must be 0 (off) or more, "
-                f"not {self.long_prefill_token_threshold}."
-            )
+        for name in ("long_prefill_token_threshold", "max_passes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be 0 (off) or more, not {getattr(self, name)}.")
         if self.torch_compile and self.tensor_parallel_size > 1:
             raise ConfigError(
                 "torch_compile is for models that run through transformers, which several ranks do "

@@ -22,6 +22,7 @@ from radixserve.config import EngineConfig
 from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest, Usage
 from radixserve.errors import EngineDeadError, InvalidRequestError, LostError, RadixServeError
 from radixserve.model.info import ModelInfo
+from radixserve.scheduling.ahead import tokens_before
 from radixserve.scheduling.describe import describe
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.progress import Progress
@@ -153,6 +154,12 @@ class EngineCore:
         request = self.scheduler.waiting.get(request_id)
         return request is not None and request.cached is None and request.sibling is None
 
+    def tokens_before(self, request_id: str) -> int:
+        """Tokens that are surely computed before a request that waits has its first one; 0 when it
+        does not wait. O(running + waiting)."""
+        request = self.scheduler.waiting.get(request_id)
+        return 0 if request is None else tokens_before(self.scheduler, request)
+
     def step(self) -> list[GenerationDelta]:
         """Compute one step; where the runner launches steps, launch one and collect the one before.
 
@@ -268,7 +275,7 @@ class EngineCore:
         self.scheduler.totals = totals = before.totals
         totals.finished["error"] = totals.finished.get("error", 0) + lost
         self.cache.evicted = before.cache.evicted
-        self.set_tenants(before.terms)
+        self.set_tenants(before.accounts.terms)
         while self._flights:
             # Its pages are taken by others, once it does not write to them any more.
             with suppress(Exception):

@@ -16,6 +16,8 @@ from radixserve.engine.messages import (
     Command,
     Dropped,
     Fault,
+    GenerationDelta,
+    GenerationRequest,
     Lost,
     News,
     Ping,
@@ -26,6 +28,7 @@ from radixserve.engine.messages import (
     StepNews,
     Stop,
 )
+from radixserve.engine.pace import Pace
 from radixserve.errors import DeadlineError, EngineDeadError, LostError, RadixServeError
 
 log = logging.getLogger(__name__)
@@ -38,12 +41,19 @@ class EngineLoop:
         core: what computes.
         get: the next command, waited for if its argument is true; raises ``queue.Empty``.
         send: takes news away, without waiting.
+        clock: seconds of the machine's monotonic clock.
     """
 
     def __init__(
-        self, core: EngineCore, get: Callable[[bool], Command], send: Callable[[News], None]
+        self,
+        core: EngineCore,
+        get: Callable[[bool], Command],
+        send: Callable[[News], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._core, self._get, self._send = core, get, send
+        self._core, self._get, self._send, self._clock = core, get, send, clock
+        self._pace = Pace(core.config.max_num_batched_tokens)
         self._queue_timeout = core.config.queue_timeout
         self._queued: deque[tuple[float, list[str]]] = deque()
         """The sequences of a prompt, in the order in which these came, with the moment until which
@@ -66,10 +76,17 @@ class EngineLoop:
         """Take commands, then compute a step. Returns whether to go on."""
         if not self._obey():
             return False
-        deltas = self._core.step()
+        deltas = self._step()
         self._send(StepNews(deltas, self._core.stats()))
         self._dismiss()
         return True
+
+    def _step(self) -> list[GenerationDelta]:
+        totals = self._core.scheduler.totals
+        begun, computed = self._clock(), totals.computed_tokens
+        deltas = self._core.step()
+        self._pace.note(totals.computed_tokens - computed, self._clock() - begun)
+        return deltas
 
     def _obey(self) -> bool:
         """Take the commands that have come, waiting for one while there is nothing to compute.
@@ -105,6 +122,7 @@ class EngineLoop:
         for sequence in command.sequences:
             try:
                 self._core.add(sequence)
+                self._check_deadline(sequence)
             except LostError:
                 raise
             except RadixServeError as error:
@@ -129,13 +147,29 @@ class EngineLoop:
         self._send(Lost(Fault.of(error)))
         self._send(StepNews([], self._core.stats()))
 
+    def _check_deadline(self, sequence: GenerationRequest) -> None:
+        """Refuse at once what could not begin in time even if all goes well.
+
+        Raises:
+            DeadlineError: it could not.
+        """
+        if sequence.deadline is None or sequence.sibling is not None:
+            return
+        now, rate = self._clock(), self._pace.rate
+        wait = self._core.tokens_before(sequence.id) / rate if rate is not None else 0.0
+        if now + wait > sequence.deadline:
+            raise DeadlineError(
+                "The server is too busy to begin the answer before the request's timeout. Send it "
+                "again later, or with a longer timeout."
+            )
+
     def _dismiss(self) -> None:
         """Refuse those that have waited for too long, and forget those that do not wait any more.
         O(1) a sequence."""
         while self._queued:
             until, identities = self._queued[0]
             waits = self._core.unstarted(identities[0])
-            if waits and time.monotonic() < until:
+            if waits and self._clock() < until:
                 return
             self._queued.popleft()
             if waits:

@@ -15,7 +15,7 @@ MOST = 16
 def describe(scheduler: Scheduler) -> str:
     """Who runs, who waits and where the pages are, in one line. O(running + waiting)."""
     kinds: dict[str, Iterable[Request]] = {
-        "running": scheduler.by_rank(),
+        "running": scheduler.running.by_rank(),
         "waiting": scheduler.waiting,
     }
     named = [

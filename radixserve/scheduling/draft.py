@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from radixserve.cache.lease import Lease
 from radixserve.scheduling.plan import UNKNOWN, Fork, Row, StepPlan
+from radixserve.scheduling.queue import WaitingQueue
 from radixserve.scheduling.request import MAX_PREEMPTIONS, Request
 
 
@@ -71,18 +72,20 @@ class Draft:
                     row.prompt_length,
                 )
 
-    def plan_forks(
-        self, waiting: Iterable[Request], running: Mapping[str, Request], seats: int
-    ) -> None:
+    def plan_forks(self, waiting: WaitingQueue, running: Mapping[str, Request], seats: int) -> None:
         """Let the siblings of requests whose prompt this step completes fork off them, as far as
-        there are seats. O(waiting)."""
-        for request in waiting:
-            if seats < 1:
-                return
-            row = self.chunks.get(request.sibling) if request.sibling else None
-            if request.cached is not None or row is None or row.sampling is None or row.generated:
-                continue
+        there are seats. O(chunks + forks)."""
+        for row in self.chunks.values():
             # One that was preempted twice has all the pages it needs; a fork would share one.
-            if running[row.request_id].preemptions < MAX_PREEMPTIONS:
-                row.forks.append(Fork(request.id, request.sampling))
-                seats -= 1
+            if (
+                row.sampling is None
+                or row.generated
+                or running[row.request_id].preemptions >= MAX_PREEMPTIONS
+            ):
+                continue
+            for request in waiting.siblings(row.request_id):
+                if seats < 1:
+                    return
+                if request.cached is None:
+                    row.forks.append(Fork(request.id, request.sampling))
+                    seats -= 1

@@ -7,6 +7,8 @@ from struct import Struct
 from typing import Literal
 
 from radixserve.cache.lease import Lease
+from radixserve.cache.prefix_cache import Peek
+from radixserve.scheduling.account import Account
 from radixserve.scheduling.plan import Row
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import TOKEN_BYTES
@@ -36,7 +38,9 @@ class Request:
     stop_tokens: frozenset[int]
     namespace: bytes
     tenant: str
-    """Whose pages and work it counts as."""
+    """Whose pages it counts as."""
+    account: Account
+    """Whose work it counts as."""
     priority: int
     """The lower number goes first; a leader takes over the lowest of those that wait for it."""
     arrival: int
@@ -56,6 +60,13 @@ class Request:
     copied: int = 0
     """Of those, the ones that were copied from a part of a block."""
     preemptions: int = 0
+    queued: int = 0
+    """The number of the plan before which it came."""
+    paid: int = 0
+    """Prompt tokens up to which its tenant has been charged, or reused what was cached."""
+    match: Peek | None = field(default=None, repr=False)
+    """What of it was cached when it was last looked up, and in which plan that was."""
+    looked: int = 0
     behind: tuple[Request, int] | None = field(default=None, repr=False)
     """Whose prefill it waits for, and how far that had published when we last looked."""
     known: int = field(init=False)
@@ -83,10 +94,11 @@ class Request:
         return (self.priority, self.arrival)
 
     def append(self, token: int) -> FinishReason | None:
-        """Take a sampled token; says whether, and why, the sequence ends with it. O(1)."""
+        """Take a sampled token, and charge it; says whether, and why, the sequence ends. O(1)."""
         start, packed = self.known, _PACK(token)
         self.tokens += packed
         self.known = start + 1
+        self.account.generated += 1
         if token in self.stop_tokens and self.generated > self.sampling.min_tokens:
             return "stop"
         if self.known >= self.limit:
@@ -98,6 +110,17 @@ class Request:
             row.start = start
             row.tokens = packed
         return None
+
+    def pay(self, start: int, end: int) -> None:
+        """The tokens from ``start`` to ``end`` are computed: charge for those of the prompt.
+
+        What is computed again after a preemption was paid for the first time: the request stepped
+        back for others. O(1).
+        """
+        end = min(end, self.prompt_length)
+        if end > self.paid:
+            self.account.prefilled += end - max(start, self.paid)
+            self.paid = end
 
     def next_row(self, start: int, count: int) -> Row:
         """``count`` known tokens to compute, from ``start`` on. O(count)."""

@@ -14,12 +14,14 @@ from radixserve.cache.lease import Lease
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.config import EngineConfig
 from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from radixserve.scheduling.account import Accounts
 from radixserve.scheduling.draft import Draft
 from radixserve.scheduling.inflight import InFlight
 from radixserve.scheduling.plan import Fork, Sampled, StepPlan
 from radixserve.scheduling.progress import Progress, Totals
 from radixserve.scheduling.queue import WaitingQueue
 from radixserve.scheduling.request import MAX_PREEMPTIONS, FinishReason, Request
+from radixserve.scheduling.running import RunningRequests
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import TOKEN_BYTES
@@ -46,13 +48,15 @@ class Scheduler:
         self.eos_tokens = eos_tokens
         self.capacity = min(max_model_len, (cache.pool.num_pages - 1) * cache.page_size)
         """Tokens of the longest request that can ever run: what the model and the pool hold."""
-        self.running: dict[str, Request] = {}
-        self.waiting = WaitingQueue()
+        self.running = RunningRequests()
+        self.in_flight = InFlight(cache, self.running)
+        self.waiting = WaitingQueue(
+            self.in_flight, max_passes=config.max_passes, quantum=config.max_num_batched_tokens
+        )
+        self.accounts = Accounts()
         self.totals = Totals()
-        self.terms: dict[str, Terms] = {}
+        self.plans = 0
         self._arrivals = 0
-        self._ranked: list[Request] | None = None
-        """The running requests by rank; None once they have changed."""
         self._short = False
         """Whether a plan behind another one found no pages for somebody, or no seat."""
 
@@ -100,12 +104,14 @@ class Scheduler:
             stop_tokens=stops if sampling.ignore_eos else stops | self.eos_tokens,
             namespace=namespace,
             tenant=tenant,
+            account=self.accounts.of(tenant),
             priority=priority if self.config.scheduling_policy == "priority" else 0,
             arrival=self._arrivals,
             sibling=sibling,
             reuse=reuse,
             keep=keep,
             deadline=deadline,
+            queued=self.plans,
         )
         self.waiting.add(request)
         return request
@@ -119,7 +125,7 @@ class Scheduler:
 
     def set_terms(self, terms: Mapping[str, Terms]) -> None:
         """These are the terms of tenants from now on. O(tenants)."""
-        self.terms = dict(terms)
+        self.accounts.set_terms(terms)
 
     @property
     def idle(self) -> bool:
@@ -127,7 +133,7 @@ class Scheduler:
 
     def first(self) -> Request:
         """The first request in line, running ones before waiting ones; there has to be one."""
-        return self.by_rank()[0] if self.running else next(iter(self.waiting))
+        return (self.running.by_rank() or sorted(self.waiting, key=attrgetter("rank")))[0]
 
     # Planning
 
@@ -139,17 +145,18 @@ class Scheduler:
 
         O(running requests + waiting ones looked at).
         """
+        self.plans += 1
         draft = Draft(self.config.max_num_batched_tokens)
         if behind is None:
             self._short = False
         elif self._short:
             return None
         else:
-            draft.go_on(behind, self.running)
+            draft.go_on(behind, self.running.by_id)
         preemptions = self.totals.preemptions
         prefills: list[Request] = []
         # Decoding goes first, so that a long prefill never takes a stream's turn.
-        for request in self.by_rank():
+        for request in self.running.by_rank():
             row, lease = request.row, request.lease
             if row is None or lease is None:
                 prefills.append(request)
@@ -162,49 +169,39 @@ class Scheduler:
             end = start + self._chunk(request, start, draft)
             # One without a lease was preempted by one before it.
             if lease is not None and end > start and self._make_room(request, lease, end, draft):
-                draft.put(request.next_row(start, end - start))
+                self._compute(request, start, end, draft)
         if self.waiting and preemptions == self.totals.preemptions and not self._short:
             self._admit(draft, prefills)
         rows = [*draft.decoding.values(), *draft.chunks.values()]
         if not rows:
             return None
-        draft.plan_forks(self.waiting, self.running, self._seats(draft))
+        draft.plan_forks(self.waiting, self.running.by_id, self._seats(draft))
         # Only now is anything in flight: what planning gave back may be used by the plan itself.
         plan = StepPlan(self.cache.begin_step(), rows, decoding=len(draft.decoding))
         for lease in draft.copying:
             plan.copies.extend(lease.copies)
         return plan
 
-    def by_rank(self) -> list[Request]:
-        """The running requests, first to last. Sorted only when they, or their ranks, changed."""
-        if self._ranked is None:
-            self._ranked = sorted(self.running.values(), key=attrgetter("rank"))
-        return self._ranked
-
     def _chunk(self, request: Request, start: int, draft: Draft) -> int:
         remaining = request.known - start
         return min(remaining, self.config.long_prefill_token_threshold or remaining, draft.budget)
+
+    def _compute(self, request: Request, start: int, end: int, draft: Draft) -> None:
+        """Charged at once, so that whoever is chosen next in this plan is chosen knowing it."""
+        draft.put(request.next_row(start, end - start))
+        request.pay(start, end)
 
     def _make_room(self, request: Request, lease: Lease, end: int, draft: Draft) -> bool:
         """Get pages for the first ``end`` tokens, from those who come later if need be."""
         while not lease.extend(end - lease.computed):
             # Where nobody comes later it is this request that steps back.
-            victim = self._victim(request.rank) or request
+            victim = self.running.victim(request.rank) or request
             if not self._preempt(victim, draft) or victim is request:
                 return False
         # The step before runs the copies of those that are in it.
         if lease.pending and request.id not in draft.reached:
             draft.copying.append(lease)
         return True
-
-    def _victim(self, rank: tuple[int, int]) -> Request | None:
-        """The last running request that comes after ``rank`` and may still be preempted."""
-        later = [
-            request
-            for request in self.running.values()
-            if request.rank > rank and request.preemptions < MAX_PREEMPTIONS
-        ]
-        return max(later, key=attrgetter("rank"), default=None)
 
     def _preempt(self, request: Request, draft: Draft) -> bool:
         """Preemption is release: the pages turn into cold leaves, the place in the queue stays.
@@ -224,64 +221,64 @@ class Scheduler:
 
     def _enter(self, request: Request, lease: Lease) -> None:
         """``request``, which waited, runs from now on."""
-        self.waiting.remove(request)
+        self.waiting.start(request)
         request.lease = lease
         request.behind = None
-        self.running[request.id] = request
-        self._ranked = None
+        self.running.add(request)
+        if not request.preemptions:
+            request.account.started += 1
+            request.account.waited += self.plans - request.queued
 
     def _leave(self, request: Request) -> None:
         """``request`` does not run any more and holds nothing."""
         assert request.lease is not None, "a running request holds a lease"
         request.lease.release()
         request.lease = request.row = None
-        del self.running[request.id]
-        self._ranked = None
+        self.running.remove(request)
 
     # Admission
 
     def _admit(self, draft: Draft, prefills: list[Request]) -> None:
-        in_flight = InFlight(self.cache, [*draft.ready, *prefills])
-        last = self.by_rank()[-1].priority if self.running else 0
-        for request in self.waiting:
-            if draft.budget < 1 and request.priority >= last:
-                return
-            if request.id in draft.reached:
-                continue  # a row of one of this id, that has ended, is still being computed
-            leader = self._computing_sibling(request) or in_flight.leader(request)
-            if leader is not None:
-                if request.priority < leader.priority:
-                    leader.priority = request.priority
-                    self._ranked = None
-                continue
+        last = self.running.by_rank()[-1].priority if self.running else 0
+        full = draft.budget < 1 or self._seats(draft) < 1
+        if full and self.waiting.best >= last:
+            return
+        self.in_flight.begin([*draft.ready, *prefills], self.plans)
+        for request in self.waiting.in_turn():
             if draft.budget < 1:
-                # Those that follow may still lend their priority to a leader.
+                break
+            # A row of one of this id, that has ended, may still be being computed.
+            if request.id in draft.reached or self._deferred(request):
                 continue
-            if not (self._seat(request, draft) and self._start(request, draft)):
+            if not self._start(request, draft):
                 # Whoever comes later waits too: nobody is starved by smaller ones.
                 return
             start = request.computed
-            draft.put(request.next_row(start, self._chunk(request, start, draft)))
-            in_flight.lead(request)
+            self._compute(request, start, start + self._chunk(request, start, draft), draft)
+            self.in_flight.lead(request)
+        # Those that find no token left may still lend their priority to a leader.
+        for request in self.waiting.ahead_of(last):
+            self._deferred(request)
 
-    def _seat(self, request: Request, draft: Draft) -> bool:
-        """A seat for ``request``, if need be from a running one of lower priority."""
-        if self._seats(draft) > 0:
-            return True
-        victim = self._victim(request.rank)
-        if victim is None or victim.priority <= request.priority:
-            return False
-        return self._preempt(victim, draft)
+    def _deferred(self, request: Request) -> bool:
+        """Whether a running request is computing what ``request`` needs; it goes as far ahead."""
+        leader = self.in_flight.leader(request)
+        if leader is not None:
+            self.running.lend(leader, request.priority)
+        return leader is not None
 
     def _seats(self, draft: Draft) -> int:
         return self.config.max_num_seqs - len(self.running) - draft.promised
 
     def _start(self, request: Request, draft: Draft) -> bool:
-        """Lease the cached prefix and room for the rest of what is known, if it is to be had.
+        """Lease the cached prefix and room for the rest of what is known, if these and a seat are
+        to be had, if need be from running requests of a lower class.
 
         A request that was preempted twice gets room for all that it may ever need, so that it is
         never in need of a page again.
         """
+        if self._seats(draft) < 1 and not self._take_from_lower(request, draft):
+            return False
         final = request.preemptions >= MAX_PREEMPTIONS
         room = request.limit if final else request.known
         limit = None if request.reuse else 0
@@ -295,10 +292,7 @@ class Scheduler:
                 keep=request.keep,
             )
         ) is None:
-            victim = self._victim(request.rank)
-            if victim is None or victim.priority <= request.priority:
-                return False
-            if not self._preempt(victim, draft):
+            if not self._take_from_lower(request, draft):
                 return False
         self._enter(request, lease)
         if lease.pending:
@@ -311,19 +305,17 @@ class Scheduler:
                 self.totals.cached_tokens += request.cached
         return True
 
-    # Siblings (n > 1) fork off where the prompt ends
-
-    def _computing_sibling(self, request: Request) -> Request | None:
-        first = self.running.get(request.sibling) if request.sibling else None
-        return first if first is not None and first.generated == 0 else None
+    def _take_from_lower(self, request: Request, draft: Draft) -> bool:
+        """Preempt the last running request of a lower class, if there is one."""
+        victim = self.running.victim(request.rank)
+        if victim is None or victim.priority <= request.priority:
+            return False
+        return self._preempt(victim, draft)
 
     def _fork(
-        self,
-        forks: Sequence[Fork],
-        lease: Lease,
-        cached: int | None,
-        sampled: Sequence[Sampled],
+        self, forks: Sequence[Fork], lease: Lease, cached: int | None, sampled: Sequence[Sampled]
     ) -> list[Progress]:
+        """Siblings (n > 1) begin where the prompt ends, on the same pages."""
         progress = []
         for fork, token in zip(forks, sampled, strict=True):
             request = self.waiting.get(fork.request_id)
@@ -341,7 +333,7 @@ class Scheduler:
         ``sampled`` has, for each row, the row's own token and then those of its forks; nothing for
         a row that samples nothing. O(rows + blocks published).
         """
-        running = self.running
+        running = self.running.by_id
         progress: list[Progress] = []
         spoilt: list[Progress] = []
         for row, tokens in zip(plan.rows, sampled, strict=True):
@@ -385,13 +377,10 @@ class Scheduler:
 
     def _spoilt(self, request: Request, forks: Sequence[Fork], error: str) -> list[Progress]:
         """A row's logits are no numbers: its KV may be as wrong, and none of it is kept."""
-        ended = [request]
         assert request.lease is not None, "a running request holds a lease"
         request.lease.release(keep=False)
-        for fork in forks:
-            waiting = self.waiting.get(fork.request_id)
-            if waiting is not None:
-                ended.append(waiting)
+        waiting = [self.waiting.get(fork.request_id) for fork in forks]
+        ended = [request, *filter(None, waiting)]
         for each in ended:
             self._finish(each, "error")
         return [Progress(each, finish="error", error=error) for each in ended]

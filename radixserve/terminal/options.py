@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,5 +38,52 @@ TorchCompile = Annotated[
         "--torch-compile",
         panel=MODEL,
         help="Compile a model that runs through transformers: a start of minutes.",
+    ),
+]
+MaxPasses = Annotated[
+    int,
+    option(
+        "--max-passes",
+        panel=BATCH,
+        help="Later requests that may start before one because more is cached; 0: first come.",
+    ),
+]
+MaxQueue = Annotated[
+    int,
+    option("--max-queue", panel=BATCH, help="Requests that may wait; more get a 503."),
+]
+QueueTimeout = Annotated[
+    float | None,
+    option(
+        "--queue-timeout",
+        panel=BATCH,
+        help="Seconds that a request may wait before it begins; then it gets a 504.",
+        show_default="no limit",
+    ),
+]
+FilesDir = Annotated[
+    Path | None,
+    option(
+        "--files-dir",
+        panel=SERVER,
+        help="Where /v1/files and /v1/batches keep what they are given.",
+        show_default="none are taken",
+    ),
+]
+LongPrefill = Annotated[
+    int,
+    option(
+        "--long-prefill-token-threshold",
+        panel=BATCH,
+        help="Tokens that one prompt may take of a step; 0 is no limit.",
+    ),
+]
+BatchedTokens = Annotated[
+    int,
+    option(
+        "--max-num-batched-tokens",
+        panel=BATCH,
+        help="Tokens that one step computes.",
+        show_default="512, on a GPU 8192",
     ),
 ]

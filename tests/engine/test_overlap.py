@@ -27,7 +27,7 @@ def test_any_traffic_gets_the_tokens_it_gets_without_overlap(first: int):
         seen["unknown"] += watched.model.unknown
         seen["preemptions"] += watched.core.stats().preemptions
         assert "error" not in watched.finished.values()
-        assert all(request.preemptions <= 2 for request in watched.core.scheduler.running.values())
+        assert all(request.preemptions <= 2 for request in watched.core.scheduler.running.by_rank())
     for what in ("stop", "length", "abort", "preemptions"):
         assert seen[what] > 20, f"{what} was not tried"
     assert seen["unknown"] > 1000

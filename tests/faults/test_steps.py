@@ -147,4 +147,4 @@ def test_what_was_said_of_tenants_holds_when_the_engine_begins_anew(
         patch.setattr(mix.core.scheduler, "plan", lambda: 1 / 0)
         with pytest.raises(LostError, match="division by zero"):
             mix.core.step()
-    assert mix.core.scheduler.terms == mix.core.cache.terms == {"one": Terms()}
+    assert mix.core.scheduler.accounts.terms == mix.core.cache.terms == {"one": Terms()}

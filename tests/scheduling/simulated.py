@@ -121,11 +121,20 @@ class Simulation:
         namespace: bytes = b"",
         priority: int = 0,
         sibling: str | None = None,
+        tenant: str = "",
+        deadline: float | None = None,
         **sampling,
     ) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling)
         request = self.scheduler.add(
-            name, pack(prompt), params, namespace=namespace, priority=priority, sibling=sibling
+            name,
+            pack(prompt),
+            params,
+            namespace=namespace,
+            priority=priority,
+            sibling=sibling,
+            tenant=tenant,
+            deadline=deadline,
         )
         self.model.namespaces[name] = namespace
         self.outputs[name] = []
@@ -165,5 +174,6 @@ class Simulation:
     def assert_idle(self) -> None:
         self.cache.check()
         assert not self.cache.leases
+        assert len(self.scheduler.in_flight) == 0
         assert self.cache.available == self.cache.pool.num_pages - 1
         assert self.cache.tree.evictable == self.cache.tree.pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -27,9 +28,11 @@ def test_a_cold_request_starts_although_hot_ones_never_stop_coming(policy: str):
         simulation.add(f"early{index}", [*hot, index], 2)
     cold = simulation.add("cold", prompt(60, seed=1), 2)
     passed = 0
-    while cold.cached is None:
-        # Two hot ones wait at any time, and there is only one seat.
-        simulation.add(f"hot{passed}", [*hot, 100 + passed], 2)
+    for number in itertools.count():
+        if cold.cached is not None:
+            break
+        # There is only one seat, and more hot ones than that come.
+        simulation.add(f"hot{number}", [*hot, 100 + number], 2)
         before = set(simulation.scheduler.running)
         simulation.step()
         entered = set(simulation.scheduler.running) - before
