@@ -1,4 +1,4 @@
-"""The order in which cold leaves are evicted: kept at every change, never rebuilt."""
+"""The order in which a tenant's cold leaves are evicted: kept at every change, never rebuilt."""
 
 from __future__ import annotations
 

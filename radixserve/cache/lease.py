@@ -13,6 +13,7 @@ from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from radixserve.cache.prefix_cache import PrefixCache
+    from radixserve.cache.quota import Account
 
 
 class Lease:
@@ -30,11 +31,14 @@ class Lease:
 
     __slots__ = (
         "_cache",
+        "account",
         "anchor",
         "computed",
         "keep",
+        "namespace",
         "pages",
         "pending",
+        "public",
         "published",
         "released",
         "reused",
@@ -42,8 +46,22 @@ class Lease:
         "tokens",
     )
 
-    def __init__(self, cache: PrefixCache, tokens: Tokens, anchor: Node, *, keep: bool = True):
+    def __init__(
+        self,
+        cache: PrefixCache,
+        tokens: Tokens,
+        anchor: Node,
+        account: Account,
+        namespace: bytes,
+        *,
+        keep: bool = True,
+    ):
         self._cache = cache
+        self.account = account
+        """Whose the pages are that it takes."""
+        self.namespace = namespace
+        self.public = b""
+        """The public prefix that its tokens begin with: up to there it publishes for all."""
         self.keep = keep
         """Whether what this sequence computes is left in the tree for others."""
         self.pending: list[tuple[PageCopy, Node | None]] = []
@@ -78,6 +96,17 @@ class Lease:
         kept."""
         return not (self.keep and self._cache.enabled and self.anchor.attached)
 
+    @property
+    def scope(self) -> bytes:
+        """The namespace of the block that it publishes next."""
+        if self.published * TOKEN_BYTES < len(self.public):
+            return self._cache.public.namespace
+        return self.namespace
+
+    def yields_to(self, tenant: str) -> bool:
+        """Whether pages that it lets go of may become ``tenant``'s. O(1)."""
+        return self._cache.accounts.yields(self.account, tenant)
+
     def extend(self, count: int) -> bool:
         """Get pages for ``count`` tokens after the computed ones, evicting as needed.
 
@@ -92,7 +121,7 @@ class Lease:
         missing = -(-(self.computed + count) // size) - len(self.pages)
         open_block, filled = divmod(self.computed, size)
         shared = filled > 0 and count > 0 and self._cache.pool.holders(self.pages[open_block]) > 1
-        taken = self._cache.take(max(0, missing) + shared)
+        taken = self._cache.take(max(0, missing) + shared, self.account, self)
         if taken is None:
             return False
         if shared:
@@ -116,7 +145,7 @@ class Lease:
         copies, self.pending = self.pending, []
         for copy, source in copies:
             if source is None:
-                self._cache.pool.give_back([copy.source])
+                self._cache.give_back(self.account, [copy.source])
             else:
                 self._cache.unpin(source)
 
@@ -155,8 +184,8 @@ class Lease:
         if self.pending:
             raise CacheError("a lease is forked before its copies have run")
         cache = self._cache
-        twin = Lease(cache, tokens, self.anchor, keep=self.keep)
-        cache.tree.pin(self.anchor)
+        twin = Lease(cache, tokens, self.anchor, self.account, self.namespace, keep=self.keep)
+        twin.public = self.public
         twin.computed = twin.reused = self.computed
         twin.published = self.published
         twin.room = self.computed
@@ -164,8 +193,7 @@ class Lease:
             # Both ask before they write to the open block, which they share.
             self.room = self.computed
         twin.pages = self.pages[: -(-self.computed // cache.page_size)]
-        cache.pool.share(twin.pages[self.published // cache.page_size :])
-        cache.leases.add(twin)
+        cache.share(twin)
         return twin
 
     def release(self, *, keep: bool = True) -> None:
@@ -182,11 +210,12 @@ class Lease:
         private = self.pages[self.published // cache.page_size :]
         kept = 0 if self.pending or not keep else self._keep_open_block(private)
         self.copied()
-        cache.pool.give_back(private[kept:])
-        cache.leases.discard(self)
-        cache.unpin(self.anchor)
-        if not keep:
-            cache.forget(self.anchor)
+        cache.give_back(self.account, private[kept:])
+        if keep:
+            cache.unpin(self.anchor)
+        else:
+            cache.drop(self.anchor)
+        cache.let_go(self)
 
     # Below here: the parts of the above
 
@@ -205,6 +234,9 @@ class Lease:
         """Publish one run of blocks: adopt what stands there already, or append our own."""
         cache, tree, anchor = self._cache, self._cache.tree, self.anchor
         at, stop = self.published * TOKEN_BYTES, end * TOKEN_BYTES
+        if at < len(self.public):
+            stop = min(stop, len(self.public))
+            end = stop // TOKEN_BYTES
         if anchor.keys:
             child = anchor.child(self.tokens[at : at + tree.block])
             if child is not None:
@@ -219,7 +251,7 @@ class Lease:
             tree.grow(anchor, key, pages, now=cache.now)
         else:
             self._move_to(tree.add(anchor, key, pages, now=cache.now))
-        self.published = end
+        self._published(end, len(pages))
 
     def _adopt(self, child: Node, at: int, stop: int) -> None:
         cache, tree = self._cache, self._cache.tree
@@ -229,9 +261,19 @@ class Lease:
         first = at // tree.block
         mine = self.pages[first : first + len(child.pages)]
         self.pages[first : first + len(child.pages)] = child.pages
-        cache.pool.give_back(mine)
+        cache.give_back(self.account, mine)
         self._move_to(child)
-        self.published = child.end
+        self._published(child.end, 0)
+
+    def _published(self, end: int, pages: int) -> None:
+        """Our own ``pages`` stand in the tree now, and we are anchored at ``end``."""
+        cache, anchor = self._cache, self.anchor
+        if anchor.account is not self.account:
+            cache.accounts.move(self.account, anchor.account, pages)
+        self.published = end
+        if self.public and end * TOKEN_BYTES == len(self.public):
+            tenant = self.account.tenant
+            self._move_to(cache.tree.hang(anchor, self.public, self.namespace, tenant))
 
     def _move_to(self, node: Node) -> None:
         # Pinned before the old anchor is let go, so that nothing in between is ever unpinned.
@@ -251,4 +293,6 @@ class Lease:
             return 0
         cache.drop_open_head(self.anchor, key)
         cache.tree.add(self.anchor, key, private[:1], now=cache.now)
+        if self.anchor.account is not self.account:
+            cache.accounts.move(self.account, self.anchor.account, 1)
         return 1

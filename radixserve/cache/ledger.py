@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from radixserve.cache.errors import CacheError
-from radixserve.cache.node import Node, Root, walk
+from radixserve.cache.node import Node, Root, upper, walk
 from radixserve.cache.pages import SCRATCH_PAGE
 from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from radixserve.cache.prefix_cache import PrefixCache
+    from radixserve.cache.quota import Account
 
 
 def check(cache: PrefixCache) -> None:
-    """Free + tree + cut off + private + quarantined == all; pins, order and counters agree.
+    """Free + tree + cut off + private + quarantined == all; pins, orders and counters agree, each
+    tenant's and those of all together.
 
     Raises:
         CacheError: with what is wrong, at the first thing found.
     """
-    attached = [node for root in cache.tree.roots.values() for node in walk(root)]
+    roots = [*cache.tree.roots.values(), *cache.tree.hung.values()]
+    attached = [node for root in roots for node in walk(root)]
     cut_off = _cut_off(cache)
     _check_pages(cache, attached, cut_off)
     for node in attached:
@@ -30,8 +33,9 @@ def check(cache: PrefixCache) -> None:
     _check_pins(cache, [*attached, *cut_off])
     _check_leases(cache)
     _check_copies(cache, [*attached, *cut_off])
-    _check_order(cache, attached)
+    _check_orders(cache, attached)
     _check_counters(cache, attached, cut_off)
+    _check_accounts(cache, attached, cut_off)
 
 
 def _demand(condition: bool, message: str) -> None:
@@ -48,7 +52,7 @@ def _cut_off(cache: PrefixCache) -> list[Node]:
             node: Node | None = start
             while node is not None and not node.attached and id(node) not in found:
                 found[id(node)] = node
-                node = node.parent
+                node = upper(node)
     return list(found.values())
 
 
@@ -90,7 +94,10 @@ def _check_node(cache: PrefixCache, node: Node) -> None:
     keys, children = node.keys or [], node.children or []
     _demand(len(keys) == len(children), "a node's keys and children differ in number")
     _demand((node.keys is None) == (node.children is None), "a node has keys or children only")
-    _demand(node.children is None or bool(node.children), "an empty list of children is kept")
+    _demand(
+        node.children is None or bool(node.children) or tree.hanging(node) > 0,
+        "an empty list of children is kept",
+    )
     for key, child in zip(keys, children, strict=True):
         _demand(key is child.key, "a node's key list has lost touch with a child's key")
         _demand(child.parent is node, "a child names another parent")
@@ -102,7 +109,9 @@ def _check_node(cache: PrefixCache, node: Node) -> None:
     for first, second in pairwise(keys):
         _demand(first < second, "a node's children are out of order")
         _demand(first[:size] != second[:size], "two children begin with the same block")
-    if not isinstance(node, Root) and len(children) == 1 and not tree.is_open(children[0]):
+    if isinstance(node, Root) or tree.hanging(node):
+        return
+    if len(children) == 1 and not tree.is_open(children[0]):
         _demand(
             node.pins > (1 if children[0].pins else 0), "a chain of single children is not joined"
         )
@@ -113,6 +122,18 @@ def _check_roots(cache: PrefixCache) -> None:
         _demand(root.namespace == namespace, "a root stands under another namespace")
         _demand(root.children is not None or root.pins > 0, "an empty root is kept")
         _demand(not root.key and not root.pages and root.parent is None, "a root is not a root")
+    for (namespace, prefix), root in cache.tree.hung.items():
+        _demand((root.namespace, root.prefix) == (namespace, prefix), "a root hangs elsewhere")
+        _demand(root.children is not None or root.pins > 0, "an empty root is kept")
+        above = root.above
+        _demand(
+            above is not None
+            and above.attached
+            and above.account is cache.accounts.public
+            and above.children is not None
+            and above.end * TOKEN_BYTES == root.end * TOKEN_BYTES == len(prefix),
+            "a root does not hang at the end of a public prefix",
+        )
 
 
 def _check_pins(cache: PrefixCache, nodes: list[Node]) -> None:
@@ -120,12 +141,16 @@ def _check_pins(cache: PrefixCache, nodes: list[Node]) -> None:
     for lease in cache.leases:
         anchors[id(lease.anchor)] += 1
         anchors.update(id(node) for _, node in lease.pending if node is not None)
+    below = Counter(id(upper(node)) for node in nodes if node.pins)
     for node in nodes:
-        pinned = sum(1 for child in node.children or () if child.pins)
+        pinned = below[id(node)]
         _demand(
             node.pins == anchors[id(node)] + pinned,
             f"{node.pins} pins, but {anchors[id(node)]} anchors and {pinned} pinned children",
         )
+    hanging = Counter(node.above for node in nodes if isinstance(node, Root))
+    for node in nodes:
+        _demand(cache.tree.hanging(node) == hanging[node], "the roots below a node are miscounted")
 
 
 def _check_leases(cache: PrefixCache) -> None:
@@ -139,7 +164,7 @@ def _check_leases(cache: PrefixCache) -> None:
         while node is not None:
             row[:0] = node.pages
             path = bytes(node.key) + path
-            node = node.parent
+            node = upper(node)
         _demand(list(lease.pages[: len(row)]) == row, "a lease's row differs from its path")
         _demand(lease.tokens.startswith(path), "a lease's tokens differ from its path")
         _demand(
@@ -157,17 +182,20 @@ def _check_copies(cache: PrefixCache, nodes: list[Node]) -> None:
             _demand(node is None or copy.source in pinned, "the source of a copy is not pinned")
 
 
-def _check_order(cache: PrefixCache, attached: list[Node]) -> None:
-    order = cache.tree.order
-    expected = {
-        id(node)
-        for node in attached
-        if node.children is None and not node.pins and not isinstance(node, Root)
-    }
-    listed = [id(leaf) for leaf in order.leaves()]
-    _demand(set(listed) == expected, "the eviction order is not the set of unpinned leaves")
-    _demand(len(listed) == len(expected), "a leaf stands twice in the eviction order")
-    _demand(order.sound(), "a leaf stands at the wrong place of the eviction order")
+def _check_orders(cache: PrefixCache, attached: list[Node]) -> None:
+    leaves: dict[Account, set[Node]] = defaultdict(set)
+    for node in attached:
+        if node.children is None and not node.pins and not isinstance(node, Root):
+            leaves[node.account].add(node)
+    for account in cache.accounts:
+        listed = account.order.leaves()
+        _demand(
+            set(listed) == leaves.pop(account, set()),
+            "an eviction order is not the set of a tenant's unpinned leaves",
+        )
+        _demand(len(listed) == len(set(listed)), "a leaf stands twice in an eviction order")
+        _demand(account.order.sound(), "a leaf stands at the wrong place of an eviction order")
+    _demand(not leaves, "a cold leaf is on no open account")
 
 
 def _check_counters(cache: PrefixCache, attached: list[Node], cut_off: list[Node]) -> None:
@@ -178,3 +206,32 @@ def _check_counters(cache: PrefixCache, attached: list[Node], cut_off: list[Node
     _demand(tree.pages == pages, f"the tree counts {tree.pages} pages and has {pages}")
     _demand(tree.evictable == cold, f"the tree counts {tree.evictable} cold pages and has {cold}")
     _demand(tree.nodes == nodes, f"the tree counts {tree.nodes} nodes and has {nodes}")
+
+
+def _check_accounts(cache: PrefixCache, attached: list[Node], cut_off: list[Node]) -> None:
+    used: dict[Account, set[int]] = defaultdict(set)
+    cold: Counter[Account] = Counter()
+    for node in [*attached, *cut_off]:
+        parent = node.parent
+        _demand(
+            parent is None or parent.account is node.account,
+            "a node is on another account than the one above it",
+        )
+        used[node.account].update(node.pages)
+        if node.attached and not node.pins:
+            cold[node.account] += len(node.pages)
+    for lease in cache.leases:
+        used[lease.account].update(lease.pages[lease.published // cache.page_size :])
+        used[lease.account].update(copy.source for copy, node in lease.pending if node is None)
+    leases = Counter(lease.account for lease in cache.leases)
+    for account in cache.accounts:
+        name = f"the account of {account.tenant!r}"
+        found = len(used.pop(account, ()))
+        _demand(account.used == found, f"{name} counts {account.used} pages and has {found}")
+        found = cold[account]
+        _demand(account.cold == found, f"{name} counts {account.cold} cold pages and has {found}")
+        found = leases.pop(account, 0)
+        _demand(account.leases == found, f"{name} counts {account.leases} leases and has {found}")
+    _demand(not any(used.values()), "pages are on an account that is closed")
+    _demand(not leases, "a lease is on an account that is closed")
+    _demand(cache.accounts.sound(), "the accounts are not ranked by what they are now")

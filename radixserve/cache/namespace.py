@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
+
+PUBLIC = b"\xff"
+"""The namespace of what everybody may share; no key begins so, since no field has this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +31,23 @@ class Namespace:
 
     def key(self) -> bytes:
         """The namespace as bytes. O(length of the fields)."""
-        parts = []
-        for number, each in enumerate(fields(self)):
-            value: str | None = getattr(self, each.name)
+        # Every request makes one: asking ``fields`` each time would cost more than all the rest.
+        key = b""
+        for number, value in zip(_NUMBERS, _values(self), strict=True):
             if value is not None:
-                # A JSON body may hold a lone surrogate; it is a salt like any other.
-                data = value.encode("utf-8", "surrogatepass")
-                parts.append(bytes([number]) + len(data).to_bytes(4, "big") + data)
-        return b"".join(parts)
+                key += _field(number, value)
+        return key
+
+
+_NAMES = [each.name for each in fields(Namespace)]
+_NUMBERS = [bytes([number]) for number in range(len(_NAMES))]
+_values = attrgetter(*_NAMES)
+
+
+def _field(number: bytes, value: str) -> bytes:
+    # A JSON body may hold a lone surrogate; it is a salt like any other.
+    data = value.encode("utf-8", "surrogatepass")
+    return number + len(data).to_bytes(4, "big") + data
 
 
 def on_engine(kv_format: str | None, namespace: bytes) -> bytes:
@@ -41,7 +55,12 @@ def on_engine(kv_format: str | None, namespace: bytes) -> bytes:
 
     Injective like ``Namespace.key``: the fields come in another order, each with its number.
     """
-    return Namespace(kv_format=kv_format).key() + namespace
+    return _format(kv_format) + namespace
+
+
+@lru_cache(maxsize=8)
+def _format(kv_format: str | None) -> bytes:
+    return Namespace(kv_format=kv_format).key()
 
 
 def client_namespace(salt: str | None) -> bytes:

@@ -9,8 +9,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from radixserve.tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from radixserve.cache.quota import Account
 
 Tokens = bytes | bytearray
 
@@ -22,6 +26,7 @@ class Node:
     """
 
     __slots__ = (
+        "account",
         "attached",
         "children",
         "end",
@@ -36,8 +41,17 @@ class Node:
     )
 
     def __init__(
-        self, key: bytearray, pages: array[int], parent: Node | None, *, end: int, serial: int
+        self,
+        key: bytearray,
+        pages: array[int],
+        parent: Node | None,
+        account: Account,
+        *,
+        end: int,
+        serial: int,
     ):
+        self.account = account
+        """Whose pages these are."""
         self.key = key
         self.pages = pages
         self.parent = parent
@@ -67,15 +81,36 @@ class Node:
 
 
 class Root(Node):
-    """Where a namespace begins: an empty edge above all of its prefixes."""
+    """Where a namespace begins: an empty edge above all of its prefixes.
 
-    __slots__ = ("namespace", "tenant")
+    Below a public prefix, ``above`` is the node at its end. It is no parent: a root stands among
+    nobody's children, so that namespaces never meet.
+    """
 
-    def __init__(self, namespace: bytes, tenant: str, *, serial: int):
-        super().__init__(bytearray(), array("i"), None, end=0, serial=serial)
+    __slots__ = ("above", "namespace", "prefix")
+
+    def __init__(
+        self,
+        namespace: bytes,
+        account: Account,
+        *,
+        serial: int,
+        above: Node | None = None,
+        prefix: bytes = b"",
+    ):
+        end = 0 if above is None else above.end
+        super().__init__(bytearray(), array("i"), None, account, end=end, serial=serial)
         self.namespace = namespace
-        self.tenant = tenant
-        """Whose pages those below are."""
+        self.above = above
+        self.prefix = prefix
+        """The tokens of the public prefix."""
+
+
+def upper(node: Node) -> Node | None:
+    """The node that ends where ``node`` begins, across the end of a public prefix too. O(1)."""
+    if node.parent is None and isinstance(node, Root):
+        return node.above
+    return node.parent
 
 
 def common_head(key: Tokens, tokens: Tokens, at: int, stop: int) -> int:
@@ -96,8 +131,38 @@ def common_tokens(node: Node, tokens: Tokens, at: int, stop: int) -> int:
     return common - common % TOKEN_BYTES
 
 
+def nearest(node: Node, tokens: Tokens, at: int, stop: int) -> tuple[Node | None, int]:
+    """The child that has the longest head in common with ``tokens[at:stop]``, and its bytes.
+
+    In a sorted list the longest common head is always with a neighbour of the place where the
+    tokens themselves would stand. O(log children + block).
+    """
+    if not node.keys or node.children is None or at >= stop:
+        return None, 0
+    place = bisect_left(node.keys, tokens[at:stop])
+    best, length = None, 0
+    for index in (place - 1, place):
+        if 0 <= index < len(node.keys):
+            common = common_tokens(node.children[index], tokens, at, stop)
+            if common > length:
+                best, length = node.children[index], common
+    return best, length
+
+
+def page_row(anchor: Node, private: array[int]) -> array[int]:
+    """The pages from the root to the end of ``anchor``, then the private ones. O(edges + pages)."""
+    parts = [private]
+    node: Node | None = anchor
+    while node is not None:
+        parts.append(node.pages)
+        node = node.parent or upper(node)
+    parts.reverse()
+    return array("i", b"".join(parts))
+
+
 def walk(root: Node) -> Iterator[Node]:
-    """Every node from ``root`` down, parents first, without recursion. O(nodes)."""
+    """Every node from ``root`` down, parents first, without recursion, but not what hangs below
+    public prefixes. O(nodes)."""
     stack = [root]
     while stack:
         node = stack.pop()

@@ -82,25 +82,29 @@ class PagePool:
                 raise CacheError(f"page {page} is shared but nobody holds it")
             self._holders[page] += 1
 
-    def give_back(self, pages: Iterable[int], *, unused: bool = False) -> None:
+    def give_back(self, pages: Iterable[int], *, unused: bool = False) -> int:
         """Take a holder from each of ``pages``; without one left, a page is free again. O(pages).
 
-        ``unused`` says that no step in flight touches them, so that they need no quarantine.
+        Returns how many have no holder left. ``unused`` says that no step in flight touches them,
+        so that they need no quarantine.
 
         Raises:
             CacheError: nobody holds one of them (a double free).
         """
         at_once = unused or self.ended == self.begun
+        left = 0
         for page in pages:
             if self._holders[page] < 1:
                 raise CacheError(f"page {page} is given back but nobody holds it")
             self._holders[page] -= 1
             if self._holders[page]:
                 continue
+            left += 1
             if at_once:
                 self._free.append(page)
             else:
                 self._quarantine.append((self.begun, page))
+        return left
 
     def begin_step(self) -> int:
         """Number the next step. O(1)."""

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import xxhash
 
+from radixserve.cache.allocator import Allocator
 from radixserve.cache.lease import Lease
 from radixserve.cache.ledger import check
-from radixserve.cache.node import Node, Tokens, common_tokens
+from radixserve.cache.namespace import PUBLIC
+from radixserve.cache.node import (
+    Node,
+    Root,
+    Tokens,
+    common_tokens,
+    nearest,
+    page_row,
+    upper,
+)
 from radixserve.cache.pages import PageCopy, PagePool
+from radixserve.cache.public import PublicPrefixes
+from radixserve.cache.quota import Account, Accounts
 from radixserve.cache.tree import RadixTree
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import TOKEN_BYTES
@@ -49,21 +61,30 @@ class PrefixCache:
         enabled: without it nothing is ever matched or kept, and leases only hand out pages.
     """
 
-    __slots__ = ("enabled", "evicted", "leases", "page_size", "pool", "terms", "tree")
+    __slots__ = (
+        "accounts",
+        "allocator",
+        "enabled",
+        "leases",
+        "page_size",
+        "pool",
+        "public",
+        "tree",
+    )
 
     def __init__(self, num_pages: int, page_size: int, *, enabled: bool = True):
         self.page_size = page_size
         self.enabled = enabled
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(page_size)
-        self.terms: dict[str, Terms] = {}
+        self.accounts = Accounts(num_pages - 1)
+        self.tree = RadixTree(page_size, self.accounts)
+        self.allocator = Allocator(self.pool, self.tree, self.accounts)
+        self.public = PublicPrefixes(self.tree.block)
         self.leases: set[Lease] = set()
-        self.evicted = 0
-        """Pages evicted so far."""
 
     def set_terms(self, terms: Mapping[str, Terms]) -> None:
         """These are the terms of tenants from now on. O(tenants)."""
-        self.terms = dict(terms)
+        self.accounts.set_terms(terms)
 
     @property
     def now(self) -> int:
@@ -71,9 +92,19 @@ class PrefixCache:
         return self.pool.begun
 
     @property
+    def evicted(self) -> int:
+        """Pages evicted so far. O(1)."""
+        return self.allocator.evicted
+
+    @property
     def available(self) -> int:
-        """Pages that ``extend`` can get: free ones and cold ones. O(1)."""
+        """Pages that are free or cold. O(1)."""
         return self.pool.free + self.tree.evictable
+
+    def available_to(self, tenant: str) -> int:
+        """Pages that ``tenant`` can get while others run: free ones, its own cold ones, and those
+        of others beyond what is guaranteed to them. O(log tenants) for each that has changed."""
+        return self.pool.free + self.accounts.spare(self.accounts.get(tenant))
 
     def acquire(self, tokens: Tokens, namespace: bytes, *, limit: int | None = None) -> Lease:
         """Match the longest cached prefix of ``tokens`` and pin it, in one step.
@@ -101,38 +132,42 @@ class PrefixCache:
         """``acquire``, with pages for ``room`` tokens in all. Without ``keep`` nothing of what the
         lease computes is left in the cache.
 
-        All or nothing: None means that not so many pages are free or cold beside the matched ones,
-        and nothing has changed. Where a part of a block could be copied but its source takes the
-        page that is missing, those tokens are left to compute.
+        All or nothing: None means that not so many pages are free, or cold and not guaranteed to
+        others, beside the matched ones, and nothing has changed. While no other lease is held,
+        guarantees of others do not count, so that whatever fits the pool runs at last. Where a part
+        of a block could be copied but its source takes the page that is missing, those tokens are
+        left to compute.
         """
         tree = self.tree
-        root = tree.root(namespace, tenant)
         reusable = self._reusable(tokens, limit)
-        whole = reusable - reusable % tree.block
-        anchor, at, child, common = tree.descend(root, tokens, whole)
-        if child is not None:
-            anchor = tree.split(child, common)
-            at += common
-        tree.pin(anchor)
+        public = self.public.of(tokens) if self.enabled else b""
+        anchor, at = self._match(tokens, namespace, tenant, reusable, public)
+        account = self.accounts.of(tenant) if at < len(public) else anchor.account
+        self.accounts.touch(account)
+        # On the account from now on: it must stay open when the last page on it is evicted.
+        account.leases += 1
         wanted = max(0, -(-room // self.page_size) - at // tree.block)
         stop = min(reusable, at + tree.block)
-        source, length = tree.nearest(anchor, tokens, at, stop)
+        source, length = nearest(anchor, tokens, at, stop)
         pages = None
         if source is not None:
             tree.pin(source)
-            pages = self.take(max(wanted, 1))
+            pages = self.take(max(wanted, 1), account)
             if pages is None:
                 tree.unpin(source, now=0)
                 source = None
         if source is None:
-            pages = self.take(wanted)
+            pages = self.take(wanted, account)
         if pages is None:
             tree.unpin(anchor, now=0)
+            account.leases -= 1
+            self.accounts.drop(account)
             return None
         anchor.hits += 1
-        lease = Lease(self, tokens, anchor, keep=keep)
+        lease = Lease(self, tokens, anchor, account, namespace, keep=keep)
+        lease.public = public
         lease.published = lease.computed = lease.reused = at // TOKEN_BYTES
-        lease.pages = _row(anchor, pages)
+        lease.pages = page_row(anchor, pages)
         lease.room = len(lease.pages) * self.page_size
         if source is not None:
             copied = length // TOKEN_BYTES
@@ -144,16 +179,26 @@ class PrefixCache:
 
     def peek(self, tokens: Tokens, namespace: bytes, *, limit: int | None = None) -> Peek:
         """What ``acquire`` would find. Never splits, pins or touches. Costs what acquire does."""
-        root = self.tree.roots.get(namespace)
-        if root is None or not self.enabled:
-            return Peek(0, 0)
+        tree = self.tree
         reusable = self._reusable(tokens, limit)
-        whole = reusable - reusable % self.tree.block
-        node, at, child, common = self.tree.descend(root, tokens, whole)
+        whole = reusable - reusable % tree.block
+        public = self.public.of(tokens)
+        start = self.public.namespace if public else namespace
+        root = tree.roots.get(start)
+        if root is None:
+            return Peek(0, 0)
+        node, at, child, common = tree.descend(root, tokens, min(whole, len(public) or whole))
         at += common
+        if public and at == len(public):
+            # Nobody's neighbours are looked at beyond the end of what is public.
+            root = tree.hung.get((namespace, public))
+            if root is None:
+                return Peek(at // TOKEN_BYTES, 0)
+            node, at, child, common = tree.descend(root, tokens, whole)
+            at += common
         stop = min(reusable, at + self.tree.block)
         if child is None:
-            _, part = self.tree.nearest(node, tokens, at, stop)
+            _, part = nearest(node, tokens, at, stop)
         else:
             # The neighbour is the rest of the very edge that the match ends in.
             part = common_tokens(child, tokens, at - common, stop) - common
@@ -171,18 +216,31 @@ class PrefixCache:
     def purge(self, namespace: bytes) -> Purge:
         """Forget a namespace, also under load: running requests keep what they hold, and nothing
         that they compute later is published. O(its nodes + leases)."""
-        freed, held = self.tree.detach(namespace)
-        self.pool.give_back(freed)
-        return Purge(len(freed), held)
+        return self._cut_off(root for root in self._roots() if root.namespace == namespace)
 
     def reset(self, tenant: str | None = None) -> Purge:
         """Forget everything, or all of one tenant, as ``purge`` does it. O(nodes + leases)."""
-        purges = [
-            self.purge(namespace)
-            for namespace, root in list(self.tree.roots.items())
-            if tenant is None or root.tenant == tenant
-        ]
-        return Purge(sum(p.dropped for p in purges), sum(p.held for p in purges))
+        account = None if tenant is None else self.accounts.get(tenant)
+        return self._cut_off(
+            root for root in self._roots() if tenant is None or root.account is account
+        )
+
+    def set_public(self, prefixes: Iterable[Tokens], *, namespace: bytes = PUBLIC) -> None:
+        """All tenants share these prefixes (int32 big-endian, floored to whole blocks) from now on,
+        and no others. ``namespace`` says what their KV is made with.
+
+        Requests that run keep what they hold; what is public no more is found by nobody, and
+        neither is what followed it. O(tokens + leases + namespaces + nodes cut off).
+        """
+        self.public.namespace = namespace
+        for prefix in self.public.set(prefixes):
+            self._withdraw(prefix)
+
+    def scope(self, tokens: Tokens, namespace: bytes, at: int) -> bytes:
+        """In which namespace the block of ``tokens`` stands that begins at token ``at``. O(public
+        prefixes)."""
+        public = self.public.of(tokens)
+        return self.public.namespace if at * TOKEN_BYTES < len(public) else namespace
 
     def check(self) -> None:
         """Prove the ledger and the tree. O(everything); for tests and for a debugging operator.
@@ -191,6 +249,10 @@ class PrefixCache:
             CacheError: something does not add up; the message says what.
         """
         check(self)
+
+    def evict(self, count: int) -> int:
+        """Free ``count`` pages, if so many are cold; returns how many it were."""
+        return self.allocator.evict(count)
 
     def begin_step(self) -> int:
         """A step is being planned; pages that come back from now on wait for its end. O(1)."""
@@ -202,53 +264,45 @@ class PrefixCache:
 
     # For leases
 
-    def take(self, count: int) -> array[int] | None:
-        """``count`` pages, evicting the coldest when too few are free; None if there are not that
-        many, and then nothing is evicted, or if too many of them wait for a step in flight.
-        O(count + evictions)."""
-        pool = self.pool
-        if count > pool.free:
-            if count > self.available:
-                return None
-            self.evict(count - pool.free)
-            if count > pool.free:
-                return None
-        return pool.take(count)
+    def share(self, twin: Lease) -> None:
+        """Put a lease on the books that holds what another one holds. O(its private pages)."""
+        self.pool.share(twin.pages[twin.published // self.page_size :])
+        self.tree.pin(twin.anchor)
+        self.leases.add(twin)
+        twin.account.leases += 1
 
-    def evict(self, count: int) -> int:
-        """Free at least ``count`` pages if so many are cold; returns how many were freed.
+    def let_go(self, lease: Lease) -> None:
+        """Take a lease off the books. O(1)."""
+        self.leases.discard(lease)
+        lease.account.leases -= 1
+        self.accounts.drop(lease.account)
 
-        Takes blocks from the end of the coldest leaf. A leaf that was let go while a step was in
-        flight stays until that step has ended, for the step may still read it.
-        O(log leaves) a leaf, O(1) a page.
-        """
-        freed = 0
-        while freed < count and len(self.tree.order):
-            leaf = self.tree.order.coldest()
-            if leaf.last_use > self.pool.ended:
-                break
-            pages = self.tree.trim(leaf, count - freed)
-            self.pool.give_back(pages, unused=True)
-            freed += len(pages)
-        self.evicted += freed
-        return freed
+    def take(self, count: int, account: Account, lease: Lease | None = None) -> array[int] | None:
+        """``count`` pages for ``account`` and its ``lease``, if it has one. See ``Allocator``."""
+        return self.allocator.take(count, account, alone=self.leases <= {lease})
 
-    def forget(self, node: Node) -> None:
-        """Take the path to ``node`` out of the tree, from its end up, as far as nobody holds or
-        continues it. O(blocks + edges)."""
-        at: Node | None = node
-        while at is not None and at.parent is not None and at.attached:
-            if at.pins or at.children is not None:
+    def give_back(self, account: Account, pages: Iterable[int]) -> None:
+        """``account`` gives back ``pages``, of which others may hold some. O(pages)."""
+        self.allocator.give_back(account, pages)
+
+    def drop(self, anchor: Node) -> None:
+        """Unpin ``anchor`` and take the path to it out of the tree, from its end up, as far as
+        nobody holds or continues it. O(blocks + edges)."""
+        at = upper(anchor) if isinstance(anchor, Root) else anchor
+        self.unpin(anchor)
+        while at is not None and at.attached and not at.pins and at.children is None:
+            if isinstance(at, Root):
                 return
-            parent = at.parent
-            self.pool.give_back(self.tree.trim(at, len(at.pages)))
-            at = parent
+            above = upper(at)
+            if isinstance(above, Root) and above.above is not None:
+                above = above.above
+            self.give_back(at.account, self.tree.trim(at, len(at.pages)))
+            at = above
 
     def unpin(self, node: Node) -> None:
         """Unpin ``node`` and free what a purge left of it."""
-        freed = self.tree.unpin(node, now=self.now)
-        if freed:
-            self.pool.give_back(freed)
+        for gone in self.tree.unpin(node, now=self.now):
+            self.give_back(gone.account, gone.pages)
 
     def covered(self, anchor: Node, key: Tokens) -> bool:
         """Whether some child of ``anchor`` begins with ``key``. O(log children)."""
@@ -265,9 +319,65 @@ class PrefixCache:
             return
         leaf = anchor.children[place]
         if self.tree.is_open(leaf) and not leaf.pins:
-            self.pool.give_back(self.tree.trim(leaf, 1))
+            self.give_back(leaf.account, self.tree.trim(leaf, 1))
 
     # Below here: the parts of the above
+
+    def _match(
+        self, tokens: Tokens, namespace: bytes, tenant: str, reusable: int, public: bytes
+    ) -> tuple[Node, int]:
+        """Pin the end of the longest match; also returns its length in bytes, of whole blocks."""
+        tree = self.tree
+        whole = reusable - reusable % tree.block
+        if not public:
+            root = tree.roots.get(namespace) or tree.root(namespace, self.accounts.of(tenant))
+            anchor, at = tree.reach(root, tokens, whole)
+            tree.pin(anchor)
+            return anchor, at
+        shared = self.accounts.public
+        self.accounts.touch(shared)
+        root = tree.roots.get(self.public.namespace) or tree.root(self.public.namespace, shared)
+        end, at = tree.reach(root, tokens, min(whole, len(public)))
+        tree.pin(end)
+        if at < len(public):
+            return end, at
+        root = tree.hang(end, public, namespace, tenant)
+        anchor, at = tree.reach(root, tokens, whole)
+        tree.pin(anchor)
+        tree.unpin(end, now=0)
+        return anchor, at
+
+    def _roots(self) -> list[Root]:
+        return [*self.tree.hung.values(), *self.tree.roots.values()]
+
+    def _cut_off(self, roots: Iterable[Root]) -> Purge:
+        dropped = held = 0
+        for root in roots:
+            freed, still = self.tree.detach(root)
+            self.give_back(root.account, freed)
+            dropped += len(freed)
+            held += still
+        return Purge(dropped, held)
+
+    def _withdraw(self, prefix: bytes) -> None:
+        """``prefix`` is public no more."""
+        for lease in self.leases:
+            if lease.public == prefix and lease.published * TOKEN_BYTES < len(prefix):
+                lease.keep = False
+        self._cut_off(root for root in self._roots() if root.prefix == prefix)
+        tree = self.tree
+        root = tree.roots.get(self.public.namespace)
+        kept = self.public.common(prefix)
+        if root is None or kept == len(prefix):
+            return
+        anchor, at, child, common = tree.descend(root, prefix, kept)
+        if at + common < kept:
+            return
+        if child is not None:
+            anchor = tree.split(child, common)
+        rest = anchor.child(prefix[kept : kept + tree.block])
+        if rest is not None:
+            self.give_back(rest.account, tree.detach(rest)[0])
 
     def _reusable(self, tokens: Tokens, limit: int | None) -> int:
         """Bytes of ``tokens`` that may be reused."""
@@ -286,14 +396,3 @@ def block_ids(tokens: Tokens, namespace: bytes, page_size: int) -> list[str]:
         digest = xxhash.xxh3_128_digest(digest + tokens[at : at + block])
         ids.append(digest.hex())
     return ids
-
-
-def _row(anchor: Node, private: array[int]) -> array[int]:
-    """The pages from the root to the end of ``anchor``, then the private ones. O(edges + pages)."""
-    parts = [private]
-    node: Node | None = anchor
-    while node is not None:
-        parts.append(node.pages)
-        node = node.parent
-    parts.reverse()
-    return array("i", b"".join(parts))

@@ -9,24 +9,38 @@ from array import array
 from bisect import bisect_left
 
 from radixserve.cache.errors import CacheError
-from radixserve.cache.eviction import EvictionOrder
-from radixserve.cache.node import Node, Root, Tokens, common_head, common_tokens, walk
-from radixserve.tenant import OPEN
+from radixserve.cache.node import Node, Root, Tokens, common_head, upper, walk
+from radixserve.cache.quota import Account, Accounts
 from radixserve.tokens import TOKEN_BYTES
 
 
 class RadixTree:
-    """Nodes, pins and the eviction order; knows nothing of leases or of the page pool."""
+    """Nodes, pins and eviction orders; knows nothing of leases or of the page pool."""
 
-    __slots__ = ("_serial", "block", "evictable", "nodes", "order", "page_size", "pages", "roots")
+    __slots__ = (
+        "_seams",
+        "_serial",
+        "accounts",
+        "block",
+        "evictable",
+        "hung",
+        "nodes",
+        "page_size",
+        "pages",
+        "roots",
+    )
 
-    def __init__(self, page_size: int):
+    def __init__(self, page_size: int, accounts: Accounts):
         self.page_size = page_size
+        self.accounts = accounts
         self.block = page_size * TOKEN_BYTES
         """Bytes of one block."""
         self.roots: dict[bytes, Root] = {}
         """One a namespace, so that namespaces never meet among one node's neighbours."""
-        self.order = EvictionOrder()
+        self.hung: dict[tuple[bytes, bytes], Root] = {}
+        """Those that hang below a public prefix, by namespace and prefix."""
+        self._seams: dict[Node, int] = {}
+        """How many roots hang below a node. It is no leaf then, and stays a node of its own."""
         self.nodes = 0
         self.pages = 0
         """Pages of all attached nodes."""
@@ -38,14 +52,13 @@ class RadixTree:
 
     def descend(self, root: Node, tokens: Tokens, stop: int) -> tuple[Node, int, Node | None, int]:
         """Follow ``tokens[:stop]`` (bytes, whole blocks) from ``root`` as far as it is known.
-
         Returns ``(node, at, child, common)``: the last node that matched whole, the bytes matched
         up to its end, and the child of which only the first ``common`` bytes match (or None, 0).
 
         O(edges · log children + bytes compared).
         """
         # Written out instead of calling ``child``: this loop is the cost of a match.
-        node, at, block = root, 0, self.block
+        node, at, block = root, root.end * TOKEN_BYTES, self.block
         while at < stop:
             keys, children = node.keys, node.children
             if keys is None or children is None:
@@ -69,22 +82,12 @@ class RadixTree:
             node, at = child, at + len(key)
         return node, at, None, 0
 
-    def nearest(self, node: Node, tokens: Tokens, at: int, stop: int) -> tuple[Node | None, int]:
-        """The child that has the longest head in common with ``tokens[at:stop]``, and its bytes.
-
-        In a sorted list the longest common head is always with a neighbour of the place where the
-        tokens themselves would stand. O(log children + block).
-        """
-        if not node.keys or node.children is None or at >= stop:
-            return None, 0
-        place = bisect_left(node.keys, tokens[at:stop])
-        best, length = None, 0
-        for index in (place - 1, place):
-            if 0 <= index < len(node.keys):
-                common = common_tokens(node.children[index], tokens, at, stop)
-                if common > length:
-                    best, length = node.children[index], common
-        return best, length
+    def reach(self, root: Root, tokens: Tokens, stop: int) -> tuple[Node, int]:
+        """The node at the end of the longest match of ``tokens[:stop]`` (bytes, whole blocks), and
+        its length; an edge is split where the match ends inside it. As ``descend``, plus
+        O(length of the key that is split)."""
+        node, at, child, common = self.descend(root, tokens, stop)
+        return (node, at) if child is None else (self.split(child, common), at + common)
 
     def common_blocks(self, node: Node, tokens: Tokens, at: int, stop: int) -> int:
         """Bytes of whole blocks that ``node`` has in common with ``tokens[at:stop]``."""
@@ -97,13 +100,28 @@ class RadixTree:
 
     # Growing
 
-    def root(self, namespace: bytes, tenant: str = OPEN) -> Root:
-        """The root of ``namespace``, made for ``tenant`` when it is new. O(1)."""
-        root = self.roots.get(namespace)
-        if root is None:
-            root = Root(namespace, tenant, serial=self._count())
-            self.roots[namespace] = root
+    def root(self, namespace: bytes, account: Account) -> Root:
+        """A new root for ``namespace``, which has none. O(1)."""
+        root = Root(namespace, account, serial=self._count())
+        self.roots[namespace] = root
         return root
+
+    def hang(self, above: Node, prefix: bytes, namespace: bytes, tenant: str) -> Root:
+        """The root of ``namespace`` below ``above``, the pinned end of a public prefix; made for
+        ``tenant`` when it is new. O(1)."""
+        root = self.hung.get((namespace, prefix))
+        if root is None:
+            account = self.accounts.of(tenant)
+            root = Root(namespace, account, serial=self._count(), above=above, prefix=prefix)
+            self.hung[namespace, prefix] = root
+            self._seams[above] = self._seams.get(above, 0) + 1
+            if above.children is None:
+                above.keys, above.children = [], []
+        return root
+
+    def hanging(self, node: Node) -> int:
+        """How many roots hang below ``node``. O(1)."""
+        return self._seams.get(node, 0)
 
     def split(self, node: Node, at: int) -> Node:
         """Cut ``node`` after ``at`` bytes of its key and return the new upper part.
@@ -141,8 +159,8 @@ class RadixTree:
         parent.keys.insert(place, leaf.key)
         parent.children.insert(place, leaf)
         self.pages += len(pages)
-        self.evictable += len(pages)
-        self.order.add(leaf)
+        self._cool(leaf.account, len(pages))
+        leaf.account.order.add(leaf)
         return leaf
 
     def grow(self, leaf: Node, key: Tokens, pages: array[int], *, now: int) -> None:
@@ -161,25 +179,28 @@ class RadixTree:
             node.pins += 1
             return
         if node.attached and node.children is None and node.parent is not None:
-            self.order.remove(node)
+            node.account.order.remove(node)
         at: Node | None = node
+        top = node
         while at is not None and not at.pins:
             at.pins = 1
-            at = at.parent
-        above = 0
+            top, at = at, at.parent
+        above = top.end
         if at is not None:
             at.pins += 1
             above = at.end
+        elif (end := upper(top)) is not None:
+            self.pin(end)
         if node.attached:
             # The end of an open leaf lies inside its page; that of any other node at a page's end.
-            self.evictable -= -(-node.end // self.page_size) - above // self.page_size
+            self._cool(node.account, above // self.page_size + -node.end // self.page_size)
 
-    def unpin(self, node: Node, *, now: int) -> list[int]:
+    def unpin(self, node: Node, *, now: int) -> list[Node]:
         """One reason less to keep ``node``, which was in use until ``now``.
 
         O(nodes that become unpinned), and what joining chains moves.
 
-        Returns the pages of cut-off nodes that nobody keeps any more.
+        Returns the cut-off nodes that nobody keeps any more.
 
         Raises:
             CacheError: the node is not pinned; nothing was changed.
@@ -188,52 +209,57 @@ class RadixTree:
             raise CacheError("a node is unpinned that is not pinned")
         # A pinned node is not in the eviction order, so its age may change in place.
         node.last_use = max(node.last_use, now)
-        freed: list[int] = []
+        gone: list[Node] = []
         at: Node | None = node
         while at is not None:
-            parent = at.parent
+            parent = at.parent or upper(at)
             at.pins -= 1
             if at.pins:
                 self._join(at)
-                return freed
+                return gone
             if not at.attached:
-                freed.extend(at.pages)
+                gone.append(at)
+                if parent is not None:  # it may stay, and was in use as long
+                    parent.last_use = max(parent.last_use, at.last_use)
                 self._unlink(at)
             else:
-                self.evictable += len(at.pages)
+                self._cool(at.account, len(at.pages))
                 self._settle(at)
             at = parent
-        return freed
+        return gone
 
     # Shrinking
 
     def trim(self, leaf: Node, count: int) -> array[int]:
         """Take up to ``count`` blocks from the end of an unpinned leaf; the leaf goes when none is
         left. Returns their pages. O(blocks taken + log leaves)."""
-        self.order.remove(leaf)
+        leaf.account.order.remove(leaf)
         pages = leaf.pages[-count:] if count < len(leaf.pages) else leaf.pages
         self.pages -= len(pages)
-        self.evictable -= len(pages)
+        self._cool(leaf.account, -len(pages))
         if count < len(leaf.pages):
             del leaf.pages[-count:]
             del leaf.key[-count * self.block :]
             leaf.end -= count * self.page_size
-            self.order.add(leaf)
+            leaf.account.order.add(leaf)
         else:
             self._remove(leaf)
         return pages
 
-    def detach(self, namespace: bytes) -> tuple[list[int], int]:
-        """Cut a namespace off. What is pinned lives on, unfindable, until its leases end.
+    def detach(self, top: Node) -> tuple[list[int], int]:
+        """Cut off ``top`` and what is below it, but for what hangs below public prefixes. What is
+        pinned lives on, unfindable, until its leases end.
 
         Returns the pages that nobody holds, and how many are still held. O(nodes).
         """
-        root = self.roots.pop(namespace, None)
-        if root is None:
-            return [], 0
+        parent = top.parent
+        if isinstance(top, Root):
+            self._forget(top)
+        elif parent is not None:
+            self._take_out(parent, top)
         freed: list[int] = []
         held = 0
-        nodes = list(walk(root))
+        nodes = list(walk(top))
         for node in nodes:
             self.pages -= len(node.pages)
             node.attached = False
@@ -241,9 +267,9 @@ class RadixTree:
                 held += len(node.pages)
                 continue
             freed.extend(node.pages)
-            self.evictable -= len(node.pages)
+            self._cool(node.account, -len(node.pages))
             if node.children is None and node.parent is not None:
-                self.order.remove(node)
+                node.account.order.remove(node)
         for node in nodes:
             if not node.pins:
                 self.nodes -= 1
@@ -251,6 +277,10 @@ class RadixTree:
             elif node.children is not None:
                 node.children = [child for child in node.children if child.pins] or None
                 node.keys = [child.key for child in node.children] if node.children else None
+        if isinstance(top, Root) and not top.pins:
+            self._unhang(top)
+        elif parent is not None:
+            self._settle(parent)
         return freed, held
 
     # Below here: the parts of the above
@@ -261,17 +291,22 @@ class RadixTree:
         return self._serial
 
     def _node(self, key: bytearray, pages: array[int], parent: Node, *, end: int) -> Node:
-        return Node(key, pages, parent, end=end, serial=self._count())
+        return Node(key, pages, parent, parent.account, end=end, serial=self._count())
+
+    def _cool(self, account: Account, pages: int) -> None:
+        self.evictable += pages
+        self.accounts.cool(account, pages)
 
     def _settle(self, node: Node) -> None:
         """Put a node that was just unpinned, or lost a child, where it belongs."""
         if isinstance(node, Root):
             if node.children is None and not node.pins:
-                del self.roots[node.namespace]
+                self._forget(node)
                 self.nodes -= 1
+                self._unhang(node)
         elif node.children is None:
             if not node.pins:
-                self.order.add(node)
+                node.account.order.add(node)
         else:
             self._join(node)
 
@@ -284,7 +319,7 @@ class RadixTree:
         if parent is None or children is None or len(children) != 1:
             return
         child = children[0]
-        if self.is_open(child) or node.pins != (1 if child.pins else 0):
+        if self.is_open(child) or node.pins != (1 if child.pins else 0) or node in self._seams:
             return
         child.key = node.key + child.key
         child.pages = node.pages + child.pages
@@ -295,10 +330,10 @@ class RadixTree:
         if child.last_use < node.last_use:
             in_order = child.children is None and not child.pins and child.attached
             if in_order:
-                self.order.remove(child)
+                child.account.order.remove(child)
             child.last_use = node.last_use
             if in_order:
-                self.order.add(child)
+                child.account.order.add(child)
 
     def _remove(self, leaf: Node) -> None:
         """Unlink a leaf; its parent becomes as old as the younger of the two."""
@@ -312,13 +347,42 @@ class RadixTree:
     def _unlink(self, node: Node) -> None:
         parent = node.parent
         self.nodes -= 1
-        if parent is None or parent.keys is None or parent.children is None:
-            return
-        place = self._place(parent, node)
-        del parent.keys[place], parent.children[place]
-        if not parent.children:
-            parent.keys = parent.children = None
+        if isinstance(node, Root):
+            self._unhang(node)
+        elif parent is not None and (node.attached or node in (parent.children or ())):
+            self._take_out(parent, node)  # what was cut off at its top has been taken out before
         node.parent = None
+
+    def _take_out(self, parent: Node, child: Node) -> None:
+        """Take ``child`` out of the children of ``parent``."""
+        if parent.keys is None or parent.children is None:
+            return
+        place = self._place(parent, child)
+        del parent.keys[place], parent.children[place]
+        if not parent.children and parent not in self._seams:
+            parent.keys = parent.children = None
+
+    def _forget(self, root: Root) -> None:
+        """Nobody finds ``root`` any more."""
+        if root.above is None:
+            del self.roots[root.namespace]
+        else:
+            del self.hung[root.namespace, root.prefix]
+
+    def _unhang(self, root: Root) -> None:
+        """Nothing is left below ``root``: the end of its public prefix may go now too."""
+        above, root.above = root.above, None
+        if above is None:
+            return
+        above.last_use = max(above.last_use, root.last_use)
+        self._seams[above] -= 1
+        if self._seams[above]:
+            return
+        del self._seams[above]
+        if not above.children:
+            above.keys = above.children = None
+        self.accounts.cool(above.account, 0)
+        self._settle(above)
 
     def _replace(self, parent: Node, old: Node, new: Node) -> None:
         place = self._place(parent, old)

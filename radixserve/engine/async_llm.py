@@ -105,7 +105,7 @@ class AsyncLLM(Asking):
 
     def _take(self, news: StepNews | Refusal | Lost | Dropped) -> None:
         if isinstance(news, StepNews):
-            self._stats = news.stats
+            self._learn(news.stats)
         try:
             self._streams.take(news)
         except Exception as error:

@@ -9,17 +9,23 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
-from radixserve.cache.namespace import on_engine
+from radixserve.cache.namespace import PUBLIC, on_engine
 from radixserve.cache.prefix_cache import PrefixCache, Purge
 from radixserve.config import EngineConfig
-from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest, Usage
+from radixserve.engine.messages import (
+    EngineStats,
+    GenerationDelta,
+    GenerationRequest,
+    Usage,
+)
+from radixserve.engine.tenants import tenant_stats
 from radixserve.errors import EngineDeadError, InvalidRequestError, LostError, RadixServeError
 from radixserve.model.info import ModelInfo
 from radixserve.scheduling.ahead import tokens_before
@@ -88,6 +94,8 @@ class EngineCore:
         self.config = config
         self.runner = runner
         self.scheduler = self._empty()
+        self._terms: Mapping[str, Terms] = {}
+        self._public: Sequence[bytes] = ()
         self._steps = 0
         self._flights: deque[Flight] = deque()
         """The steps that are being computed, in order: after ``step`` there is at most one."""
@@ -274,8 +282,9 @@ class EngineCore:
         lost = len(before.running) + len(before.waiting)
         self.scheduler.totals = totals = before.totals
         totals.finished["error"] = totals.finished.get("error", 0) + lost
-        self.cache.evicted = before.cache.evicted
-        self.set_tenants(before.accounts.terms)
+        self.cache.allocator.evicted = before.cache.evicted
+        self.set_tenants(self._terms)
+        self.set_public(self._public)
         while self._flights:
             # Its pages are taken by others, once it does not write to them any more.
             with suppress(Exception):
@@ -305,11 +314,18 @@ class EngineCore:
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         """These are the terms of tenants from now on."""
+        self._terms = terms
         self.cache.set_terms(terms)
         self.scheduler.set_terms(terms)
 
-    def stats(self) -> EngineStats:
-        """Gauges and totals as of now. O(1)."""
+    def set_public(self, prefixes: Sequence[bytes]) -> None:
+        """All tenants share these prefixes from now on, and no others."""
+        self._public = prefixes
+        namespace = on_engine(self.runner.info.kv_format, PUBLIC)
+        self.cache.set_public(prefixes, namespace=namespace)
+
+    def stats(self, *, tenants: bool = True) -> EngineStats:
+        """Gauges and totals as of now. O(1), and O(tenants) with theirs."""
         totals = self.scheduler.totals
         return EngineStats(
             steps=self._steps,
@@ -326,6 +342,8 @@ class EngineCore:
             evicted_pages=self.cache.evicted,
             radix_nodes=self.cache.tree.nodes,
             finished=dict(totals.finished),
+            public_pages=self.cache.accounts.public.used,
+            tenants=tenant_stats(self.scheduler) if tenants else {},
         )
 
 

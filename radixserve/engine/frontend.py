@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -118,6 +118,11 @@ class Frontend(Protocol):
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         """The terms of tenants from now on, also of an engine that is started again."""
+
+    def set_public(self, prefixes: Sequence[bytes]) -> None:
+        """All tenants share these prefixes (int32 big-endian, floored to whole blocks) from now on,
+        and no others; also of an engine that is started again. What is public no more is found by
+        nobody; running requests keep what they hold."""
 
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         """Forget every cached prefix, or all of one tenant; running requests keep what they hold.

@@ -24,6 +24,7 @@ from radixserve.engine.messages import (
     RankLost,
     Refusal,
     Reset,
+    SetPublic,
     SetTenants,
     StepNews,
     Stop,
@@ -32,6 +33,9 @@ from radixserve.engine.pace import Pace
 from radixserve.errors import DeadlineError, EngineDeadError, LostError, RadixServeError
 
 log = logging.getLogger(__name__)
+
+TENANTS_EVERY = 32
+"""Steps after which the counts of tenants are told again."""
 
 
 class EngineLoop:
@@ -55,6 +59,8 @@ class EngineLoop:
         self._core, self._get, self._send, self._clock = core, get, send, clock
         self._pace = Pace(core.config.max_num_batched_tokens)
         self._queue_timeout = core.config.queue_timeout
+        self._untold = 0
+        """Steps since the counts of tenants were told."""
         self._queued: deque[tuple[float, list[str]]] = deque()
         """The sequences of a prompt, in the order in which these came, with the moment until which
         the first of them may wait."""
@@ -76,8 +82,7 @@ class EngineLoop:
         """Take commands, then compute a step. Returns whether to go on."""
         if not self._obey():
             return False
-        deltas = self._step()
-        self._send(StepNews(deltas, self._core.stats()))
+        self._tell(self._step())
         self._dismiss()
         return True
 
@@ -87,6 +92,15 @@ class EngineLoop:
         deltas = self._core.step()
         self._pace.note(totals.computed_tokens - computed, self._clock() - begun)
         return deltas
+
+    def _tell(self, deltas: list[GenerationDelta]) -> None:
+        """What a step brought, with the counts; those of tenants only now and then, since there may
+        be a thousand of them."""
+        self._untold += 1
+        tenants = self._core.idle or self._untold >= TENANTS_EVERY
+        if tenants:
+            self._untold = 0
+        self._send(StepNews(deltas, self._core.stats(tenants=tenants)))
 
     def _obey(self) -> bool:
         """Take the commands that have come, waiting for one while there is nothing to compute.
@@ -108,6 +122,8 @@ class EngineLoop:
                     self._reset(command.tenant)
                 case SetTenants():
                     core.set_tenants(command.terms)
+                case SetPublic():
+                    core.set_public(command.prefixes)
                 case Ping():
                     pass
                 case RankLost():
@@ -115,7 +131,7 @@ class EngineLoop:
                 case Stop():
                     return False
             if core.idle:
-                self._send(StepNews([], core.stats()))
+                self._tell([])
 
     def _add(self, command: Add) -> None:
         identities = [sequence.id for sequence in command.sequences]

@@ -74,6 +74,30 @@ class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     error: str | None = None
 
 
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Gauges and running totals of one tenant; the totals begin anew after it had neither pages nor
+    terms."""
+
+    pages_cached: int = 0
+    """Pages that keep its prefixes and that no running request of it holds."""
+    pages_held: int = 0
+    """Pages that its running requests hold."""
+    evictions_suffered: int = 0
+    """Pages of it that were evicted, for itself or for others."""
+    evictions_caused: int = 0
+    """Pages that were evicted, its own or others', because it needed some."""
+    service: int = 0
+    """Work done for it: a computed prompt token is 1, a generated one 2."""
+    lag: float = 0.0
+    """Service by weight that it is ahead of the least served tenant that waits."""
+    waiting: int = 0
+    """Requests in the queue."""
+    started: int = 0
+    """Requests that have left the queue."""
+    waited: int = 0
+    """Steps that these had waited, all together."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Gauges and running totals of an engine, all as of the last step."""
 
@@ -96,6 +120,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     radix_nodes: int
     finished: dict[str, int]
     """Ended requests by finish reason."""
+    public_pages: int = 0
+    """Pages of public prefixes, which count as nobody's."""
+    tenants: dict[str, TenantStats] = {}
+    """Those that have terms, pages or running requests. A frontend always knows all of them; in the
+    news of a step it is left empty where it has not changed, or was told a moment ago."""
     restarts: int = 0
     """Times that the engine had to be started again; the totals above begin anew with each."""
 
@@ -130,6 +159,12 @@ class SetTenants(Message, frozen=True):
     terms: dict[str, Terms]
 
 
+class SetPublic(Message, frozen=True):
+    """From now on these prefixes (int32 big-endian) are shared by all tenants, and no others."""
+
+    prefixes: list[bytes]
+
+
 class Stop(Message, frozen=True):
     """End the engine after the step that it is in."""
 
@@ -144,7 +179,7 @@ class RankLost(Message, frozen=True):
     reason: str
 
 
-Command = Add | Abort | Reset | SetTenants | Stop | Ping | RankLost
+Command = Add | Abort | Reset | SetTenants | SetPublic | Stop | Ping | RankLost
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):

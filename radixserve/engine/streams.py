@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from radixserve.cache.prefix_cache import Purge
 from radixserve.engine.answer import Answer
@@ -21,6 +23,7 @@ from radixserve.engine.messages import (
     Lost,
     Refusal,
     Reset,
+    SetPublic,
     SetTenants,
     StepNews,
 )
@@ -175,6 +178,7 @@ class Asking:
     _streams: Streams
     _stats: EngineStats | None = None
     _terms: Mapping[str, Terms] | None = None
+    _public: Sequence[bytes] = ()
 
     @property
     def most(self) -> int:
@@ -185,6 +189,12 @@ class Asking:
             raise EngineDeadError("The engine has not been started.")
         return self._stats
 
+    def _learn(self, stats: EngineStats) -> None:
+        """What is left out of ``stats`` is as it was."""
+        if not stats.tenants and self._stats is not None:
+            stats = replace(stats, tenants=self._stats.tenants)
+        self._stats = stats
+
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         return self._streams.generate(request)
 
@@ -192,6 +202,11 @@ class Asking:
         self._terms = terms
         with contextlib.suppress(EngineDeadError):  # the next one is told when it has started
             self._streams.send(SetTenants(dict(terms)))
+
+    def set_public(self, prefixes: Sequence[bytes]) -> None:
+        self._public = prefixes
+        with contextlib.suppress(EngineDeadError):
+            self._streams.send(SetPublic(list(prefixes)))
 
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         return await self._streams.reset(tenant)

@@ -99,10 +99,6 @@ class Accounts:
         for tenant, account in self._by_tenant.items():
             account.reweigh(self._weight(tenant))
 
-    @property
-    def terms(self) -> Mapping[str, Terms]:
-        return self._terms
-
     def shares(self) -> list[Share]:
         """One a tenant, in order of their first request. O(tenants)."""
         accounts = self._by_tenant.values()

@@ -12,22 +12,23 @@ from radixserve.tokens import TOKEN_BYTES
 NOTHING = Peek(0, 0)
 
 Block = tuple[bytes, int, bytes]
-"""Namespace, position and tokens of a block."""
+"""Namespace, that of public prefixes where it is part of one, position and tokens of a block."""
 
 
 class InFlight:
     """Who, among the running requests, is about to publish which block.
 
-    A waiting request whose next block is among them is deferred until that block is published. It
-    holds nothing meanwhile. The map is made anew for each plan, so that a leader that was aborted,
-    failed or preempted is simply not there any more, and its first follower takes over.
+    A waiting request whose next block is among them is deferred until that block is published, also
+    one of another tenant where the block is part of a public prefix. It holds nothing meanwhile.
+    The map is made anew for each plan, so that a leader that was aborted, failed or preempted is
+    simply not there any more, and its first follower takes over.
 
     Args:
         cache: where waiting requests are looked up, each at most once a plan.
         running: all that run.
     """
 
-    __slots__ = ("_awaiting", "_cache", "_changed", "_leaders", "_plan", "_running")
+    __slots__ = ("_awaited", "_awaiting", "_cache", "_changed", "_leaders", "_plan", "_running")
 
     def __init__(self, cache: PrefixCache, running: RunningRequests):
         self._cache, self._running = cache, running
@@ -35,6 +36,8 @@ class InFlight:
         self._leaders: dict[Block, Request] = {}
         self._awaiting: dict[Block, dict[str, Request]] = {}
         """Waiting requests, by their first block that was not cached when they were looked up."""
+        self._awaited: dict[str, Block] = {}
+        """The same by request: what is public, and so the key of a block, may change meanwhile."""
         self._changed: dict[str, Request] = {}
         """Those of whose next block somebody has begun to compute."""
 
@@ -52,7 +55,7 @@ class InFlight:
         lease = request.lease
         if lease is None or lease.private or request.remaining < 2:
             return
-        block = self.block(request, lease.published)
+        block = self._block(request, lease.published, lease.scope)
         if block is not None:
             self._leaders.setdefault(block, request)
             self._changed.update(self._awaiting.pop(block, {}))
@@ -137,7 +140,7 @@ class InFlight:
             block = self.block(request, at)
             if (
                 block is not None
-                and block == self.block(leader, at)
+                and block == self._block(leader, at, lease.scope)
                 and leader.tokens[since] == request.tokens[since]
             ):
                 request.behind = (leader, at)
@@ -153,10 +156,11 @@ class InFlight:
             block = self.block(request, request.match.blocks)
             if block is not None:
                 self._awaiting.setdefault(block, {})[request.id] = request
+                self._awaited[request.id] = block
         return request.match
 
     def _await_nothing(self, request: Request) -> None:
-        block = self.block(request, request.match.blocks) if request.match is not None else None
+        block = self._awaited.pop(request.id, None)
         awaiting = self._awaiting.get(block) if block is not None else None
         if block is not None and awaiting is not None:
             awaiting.pop(request.id, None)
@@ -165,8 +169,12 @@ class InFlight:
 
     def block(self, request: Request, start: int) -> Block | None:
         """The block of known tokens that begins at ``start``, or None if it is not whole."""
+        scope = self._cache.scope(request.tokens, request.namespace, start)
+        return self._block(request, start, scope)
+
+    def _block(self, request: Request, start: int, scope: bytes) -> Block | None:
         end = start + self._cache.page_size
         if end > request.known:
             return None
         tokens = bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        return (request.namespace, start, tokens)
+        return (scope, start, tokens)

@@ -56,18 +56,16 @@ class PriorityClass:
     def in_turn(self, outlook: Outlook, max_passes: int) -> Iterator[Request]:
         """The newcomers, each once, as ``WaitingQueue.in_turn`` says."""
         looks: dict[str, Candidates] = {}
-        done = 0
-        while (account := self.turns.next(done)) is not None:
+        self.turns.begin()
+        while (account := self.turns.next()) is not None:
             tenant = account.tenant
             if tenant not in looks:
                 looks[tenant] = Candidates(self._backlogs[tenant], outlook, max_passes)
             request = looks[tenant].next()
             if request is not None:
                 yield request
-                continue
-            self.turns.end()
-            if self.turns.at(done) is account:
-                done += 1
+            else:
+                self.turns.pass_over(account)
 
 
 class WaitingQueue:
@@ -179,7 +177,9 @@ class WaitingQueue:
     def _least(self) -> float:
         """What a tenant that begins to wait is lifted to: the least of those that wait; where
         nobody does, what the last one that did has by now (Sheng et al., algorithm 2)."""
-        firsts = [each.turns.at(0) for each in self._classes.values()]
+        for each in self._classes.values():
+            each.turns.begin()
+        firsts = [each.turns.least() for each in self._classes.values()]
         waiting = [account.virtual for account in firsts if account is not None]
         if waiting:
             return min(waiting)

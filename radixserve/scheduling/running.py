@@ -50,11 +50,13 @@ class RunningRequests:
             request.priority = priority
             self._ranked = None
 
-    def victim(self, rank: tuple[int, int]) -> Request | None:
-        """The last that comes after ``rank`` and may still be preempted. O(requests)."""
+    def victim(self, rank: tuple[int, int], *, pages_for: str | None = None) -> Request | None:
+        """The last that comes after ``rank`` and may still be preempted; with ``pages_for``, whose
+        pages are not guaranteed to another tenant than that. O(requests)."""
         later = [
             request
             for request in self.by_id.values()
             if request.rank > rank and request.preemptions < MAX_PREEMPTIONS
+            if pages_for is None or (request.lease and request.lease.yields_to(pages_for))
         ]
         return max(later, key=attrgetter("rank"), default=None)

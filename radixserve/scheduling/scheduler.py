@@ -195,7 +195,7 @@ class Scheduler:
         """Get pages for the first ``end`` tokens, from those who come later if need be."""
         while not lease.extend(end - lease.computed):
             # Where nobody comes later it is this request that steps back.
-            victim = self.running.victim(request.rank) or request
+            victim = self.running.victim(request.rank, pages_for=request.tenant) or request
             if not self._preempt(victim, draft) or victim is request:
                 return False
         # The step before runs the copies of those that are in it.
@@ -292,7 +292,7 @@ class Scheduler:
                 keep=request.keep,
             )
         ) is None:
-            if not self._take_from_lower(request, draft):
+            if not self._take_from_lower(request, draft, pages=True):
                 return False
         self._enter(request, lease)
         if lease.pending:
@@ -305,9 +305,10 @@ class Scheduler:
                 self.totals.cached_tokens += request.cached
         return True
 
-    def _take_from_lower(self, request: Request, draft: Draft) -> bool:
-        """Preempt the last running request of a lower class, if there is one."""
-        victim = self.running.victim(request.rank)
+    def _take_from_lower(self, request: Request, draft: Draft, *, pages: bool = False) -> bool:
+        """Preempt the last running request of a lower class, if there is one; for its ``pages``,
+        only where these may become those of ``request``."""
+        victim = self.running.victim(request.rank, pages_for=request.tenant if pages else None)
         if victim is None or victim.priority <= request.priority:
             return False
         return self._preempt(victim, draft)

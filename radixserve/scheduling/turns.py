@@ -21,12 +21,14 @@ class Turns:
     right when it is looked at.
     """
 
-    __slots__ = ("_count", "_holder", "_keys", "_order", "_quantum", "_until")
+    __slots__ = ("_count", "_holder", "_keys", "_order", "_passed_over", "_quantum", "_until")
 
     def __init__(self, quantum: float):
         self._quantum = quantum
         self._order: SortedList[tuple[Key, Account]] = SortedList(key=lambda each: each[0])
         self._keys: dict[str, Key] = {}
+        self._passed_over: dict[str, Account] = {}
+        """Those that are not in the order: they have nothing that could begin in this plan."""
         self._holder: Account | None = None
         self._until = 0.0
         self._count = 0
@@ -43,35 +45,46 @@ class Turns:
         """It does not wait any more. O(log tenants)."""
         if self._holder is account:
             self._holder = None
-        self._order.remove((self._keys.pop(account.tenant), account))
+        key = self._keys.pop(account.tenant)
+        if self._passed_over.pop(account.tenant, None) is None:
+            self._order.remove((key, account))
 
-    def at(self, place: int) -> Account | None:
-        """The tenant that ``place`` others, who were served less, go before. None beyond the last.
+    def begin(self) -> None:
+        """Another plan: whoever waits may have something that could begin. O(log tenants) for each
+        that was passed over."""
+        while self._passed_over:
+            _, account = self._passed_over.popitem()
+            self._put(account)
+
+    def least(self) -> Account | None:
+        """The tenant that was served least, but for those passed over; None if there is none.
 
         O(log tenants) for each whose counter has grown since its place was last looked at.
         """
-        while place < len(self._order):
-            key, account = self._order[place]
+        while self._order:
+            key, account = self._order[0]
             if key == _key(account):
                 return account
-            del self._order[place]
+            del self._order[0]
             self._put(account)
         return None
 
-    def next(self, place: int) -> Account | None:
-        """Who has the turn, if need be a new one among those from ``place`` on. As ``at``."""
+    def next(self) -> Account | None:
+        """Who has the turn, if need be a new one. As ``least``."""
         holder = self._holder
         if holder is None or holder.virtual >= self._until:
-            self._holder = holder = self.at(place)
+            self._holder = holder = self.least()
             if holder is not None:
                 self._count += 1
                 holder.turn = self._count
                 self._until = holder.virtual + self._quantum
         return holder
 
-    def end(self) -> None:
-        """The turn is over: who had it has nothing that could begin."""
+    def pass_over(self, account: Account) -> None:
+        """The turn is over: its holder has nothing that could begin in this plan. O(log tenants)."""
         self._holder = None
+        self._order.remove((self._keys[account.tenant], account))
+        self._passed_over[account.tenant] = account
 
     def _put(self, account: Account) -> None:
         key = self._keys[account.tenant] = _key(account)

@@ -10,14 +10,20 @@ import random
 from array import array
 from collections import Counter, deque
 
-from radixserve.cache.node import Node, walk
+from radixserve.cache.namespace import PUBLIC
+from radixserve.cache.node import Node, Root, walk
 from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.quota import Account
+from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import pack, unpack
 from tests.cache.steps import Sequence, Step, Work
 
 GARBAGE = -1
 EPISODE = 500
-NAMESPACES = (b"", b"a", b"ab")
+TENANTS = {b"": OPEN, b"a": "a", b"ab": "a", b"b": "b"}
+"""By namespace: a tenant may have several, one a salt."""
+NAMESPACES = tuple(TENANTS)
+SHARES = (0.0, 0.1, 0.3, 0.5)
 
 
 class Simulation:
@@ -33,6 +39,9 @@ class Simulation:
         self.known: dict[tuple[object, int], int] = {}
         self.prompts: list[list[int]] = []
         self.seen: Counter[str] = Counter()
+        self.public: list[list[int]] = []
+        if rng.random() < 0.7:
+            self.set_terms()
 
     def act(self) -> None:
         """One random operation."""
@@ -46,6 +55,9 @@ class Simulation:
             (self.evict, 2),
             (self.purge, 0.4),
             (self.reset, 0.1),
+            (self.reset_tenant, 0.1),
+            (self.set_terms, 0.2),
+            (self.set_public, 0.5),
         )
         names, weights = zip(*operations, strict=True)
         self.rng.choices(names, weights)[0]()
@@ -69,18 +81,27 @@ class Simulation:
         assert len(ids) * self.size == peeked.blocks
 
         room = self.rng.randrange(2 * len(prompt)) if self.rng.random() < 0.5 else 0
-        lease = self.cache.reserve(tokens, namespace, room, limit=limit)
+        tenant = TENANTS[namespace]
+        fair = self._entitled(tenant)
+        available = self.cache.available_to(tenant)
+        lease = self.cache.reserve(tokens, namespace, room, tenant=tenant, limit=limit)
         if lease is None:
             assert room > 0, "a lease without pages was refused"
             assert self.steps or self._shape() == before, "a refusal changes something"
+            needed = -(-room // self.size) - peeked.blocks // self.size
+            if not self.steps and not self.cache.leases:
+                assert -(-room // self.size) >= self.cache.pool.num_pages, "what fits was refused"
             self.seen["refused"] += 1
+            self.seen["refused for a guarantee"] += needed <= self.cache.available
             return
+        self._expect_guaranteed(tenant, fair)
+        self.seen["guarantees broken"] += len(lease.pages) - peeked.blocks // self.size > available
         assert len(lease.pages) * self.size >= room, "a lease has less room than was asked for"
         if lease.reused != expected:
             assert lease.reused == peeked.blocks, "a match is shorter than what is there"
             if room == 0:
                 assert self.cache.pool.free == 0, "a page was free for a copy"
-                assert len(self._cold()) <= 1, "a page was cold for a copy"
+                assert len(self._cold()) <= 1 or self._promised(), "a page was cold for a copy"
             self.seen["copies without a page"] += 1
         assert lease.published == peeked.blocks
         assert lease.computed == lease.reused
@@ -94,6 +115,9 @@ class Simulation:
             assert self.kv[copy.source][: copy.tokens] == source, "a copy has the wrong source"
             self.seen["copies"] += 1
         self.seen["reused"] += lease.reused
+        shared = len(self._public(prompt))
+        self.seen["reused beyond a public prefix"] += 0 < shared < lease.reused
+        self.seen["reused inside a public prefix"] += 0 < lease.reused < shared
         self.sequences.append(sequence)
 
     def extend(self) -> None:
@@ -197,7 +221,7 @@ class Simulation:
         cold = self._cold()
         wanted = self.rng.choice((1, 1, 1, 2, self.cache.pool.num_pages))
         if wanted == 1 and cold:
-            page = min(cold, key=lambda leaf: (leaf.last_use, -leaf.end, leaf.serial)).pages[-1]
+            page = min(cold, key=self._turn).pages[-1]
             assert self.cache.evict(1) == 1
             assert self.cache.pool.holders(page) == 0, "not the coldest, deepest block was evicted"
         else:
@@ -207,13 +231,47 @@ class Simulation:
     def purge(self) -> None:
         namespace = self.rng.choice(NAMESPACES)
         self.cache.purge(namespace)
-        assert self.cache.peek(pack([0] * 50), namespace).tokens == 0
+        assert not self._roots(namespace)
         self.seen["purges"] += 1
 
     def reset(self) -> None:
         self.cache.reset()
         assert not self.cache.tree.roots
+        assert not self.cache.tree.hung
         self.seen["resets"] += 1
+
+    def reset_tenant(self) -> None:
+        tenant = self.rng.choice(list(TENANTS.values()))
+        kept = [each for each in NAMESPACES if TENANTS[each] != tenant]
+        before = [self._roots(each) for each in kept]
+        self.cache.reset(tenant)
+        assert before == [self._roots(each) for each in kept]
+        assert not any(self._roots(each) for each in NAMESPACES if each not in kept)
+        self.seen["resets of a tenant"] += 1
+
+    def set_terms(self) -> None:
+        """Guarantees of all together are at most the whole pool."""
+        rng, left = self.rng, 1.0
+        terms = {}
+        for tenant in ("a", "b", OPEN):
+            share = min(left, rng.choice(SHARES))
+            left -= share
+            most = rng.choice((1.0, share, max(share, 0.2)))
+            weight = rng.choice((0.5, 1.0, 4.0))
+            if rng.random() < 0.8:
+                terms[tenant] = Terms(weight=weight, guaranteed=share, maximum=most)
+        self.cache.set_terms(terms)
+        self.seen["terms"] += 1
+
+    def set_public(self) -> None:
+        """Heads of prompts become public, and others are no longer."""
+        count = self.rng.choice((0, 1, 2, 2)) if self.prompts else 0
+        heads = [self.rng.choice(self.prompts) for _ in range(count)]
+        kept = [each for each in self.public if self.rng.random() < 0.5]
+        whole = [each[: len(each) // self.size * self.size] for each in (*kept, *heads)]
+        self.public = [each for each in whole if each]
+        self.cache.set_public([pack(each) for each in (*kept, *heads)])
+        self.seen["public prefixes"] += len(self.public)
 
     def drain(self) -> None:
         """Everybody goes, and nothing may be left over."""
@@ -225,12 +283,46 @@ class Simulation:
         cache.check()
         everything = cache.pool.num_pages - 1
         assert cache.pool.free + cache.tree.evictable == everything
-        assert not any(node.pins for root in cache.tree.roots.values() for node in walk(root))
+        assert not any(node.pins for root in self._roots() for node in walk(root))
         assert not cache.leases
         cache.evict(everything)
         cache.check()
         assert cache.pool.free == everything
-        assert (cache.tree.roots, cache.tree.nodes, cache.tree.pages) == ({}, 0, 0)
+        assert (cache.tree.roots, cache.tree.hung) == ({}, {})
+        assert (cache.tree.nodes, cache.tree.pages) == (0, 0)
+
+    # What the tenants were promised
+
+    def _entitled(self, tenant: str) -> dict[str, int]:
+        """Pages of each other tenant that ``tenant`` may not bring it below."""
+        return {
+            each.tenant: min(each.used, each.quota.guaranteed)
+            for each in self._tenants()
+            if each.tenant != tenant
+        }
+
+    def _expect_guaranteed(self, tenant: str, fair: dict[str, int]) -> None:
+        if len(self.cache.leases) > 1 or self.cache.pool.quarantined:
+            for each in self._tenants():
+                least = fair.get(each.tenant, 0)
+                assert each.used >= least, f"{each.tenant!r} fell to {each.used} for {tenant!r}"
+
+    def _promised(self) -> bool:
+        return any(each.quota.guaranteed for each in self._tenants())
+
+    def _tenants(self) -> list[Account]:
+        return [each for each in self.cache.accounts if each is not self.cache.accounts.public]
+
+    def _turn(self, leaf: Node) -> tuple[object, ...]:
+        """By whom, and then by age, the next page is to be lost when nobody in particular asks."""
+        account = leaf.account
+        quota = account.quota
+        place: tuple[object, ...] = (1, -account.cold, account.serial)
+        if account.used > quota.guaranteed:
+            beyond = min(0, quota.maximum - account.used)
+            excess = (account.used - quota.guaranteed) / quota.weight
+            place = (0, beyond, not account.idle, -excess, account.serial)
+        return (place, leaf.last_use, -leaf.end, leaf.serial)
 
     # What the operations are made of
 
@@ -256,14 +348,19 @@ class Simulation:
 
     def _identities(self, namespace: bytes, tokens: list[int]) -> list[int]:
         identities: list[int] = []
-        last: object = namespace
-        for token in tokens:
+        shared = len(self._public(tokens))
+        last: object = PUBLIC if shared else namespace
+        for position, token in enumerate(tokens):
+            if shared and position == shared:
+                last = self.known.setdefault((last, namespace), len(self.known))
             last = self.known.setdefault((last, token), len(self.known))
             identities.append(last)
         return identities
 
     def _append(self, sequence: Sequence, token: int) -> None:
         last = sequence.identities[-1]
+        if len(sequence.tokens) == len(sequence.lease.public):
+            last = self.known.setdefault((last, sequence.namespace), len(self.known))
         sequence.identities.append(self.known.setdefault((last, token), len(self.known)))
         sequence.tokens.extend(pack([token]))
 
@@ -285,13 +382,21 @@ class Simulation:
         needed = missing + shared
         row = lease.pages[:]
         before = self._shape()
+        tenant = TENANTS[sequence.namespace]
+        available = self.cache.available_to(tenant)
+        fair = self._entitled(tenant)
         if not lease.extend(count):
             assert lease.pages == row
             if not self.steps:
-                assert needed > self.cache.available, "pages were there, and none was given"
+                assert needed > available, "pages were there, and none was given"
                 assert self._shape() == before, "a refusal changes something"
+                if len(self.cache.leases) == 1:
+                    assert needed > self.cache.available, "nobody else ran, and none was given"
+                self.seen["refusals for a guarantee"] += needed <= self.cache.available
             self.seen["refusals"] += 1
             return False
+        self._expect_guaranteed(tenant, fair)
+        self.seen["guarantees broken"] += needed > available
         assert len(lease.pages) == len(row) + missing
         changed = [page for page in lease.pages if page not in row]
         assert len(changed) == needed
@@ -336,9 +441,20 @@ class Simulation:
     def _longest(self, namespace: bytes, prompt: list[int], limit: int | None) -> int:
         """The longest common head with any path from the root, found by walking all of them."""
         most = len(prompt) - 1 if limit is None else max(0, min(limit, len(prompt) - 1))
-        root = self.cache.tree.roots.get(namespace)
+        tree = self.cache.tree
+        public = self._public(prompt)
+        if not public:
+            return self._along(tree.roots.get(namespace), [], prompt, most)
+        shared = self._along(tree.roots.get(PUBLIC), [], prompt, min(most, len(public)))
+        if shared < len(public):
+            return shared
+        return max(
+            shared, self._along(tree.hung.get((namespace, pack(public))), public, prompt, most)
+        )
+
+    def _along(self, root: Node | None, above: list[int], prompt: list[int], most: int) -> int:
         best = 0
-        stack: list[tuple[Node, list[int]]] = [(root, [])] if root is not None else []
+        stack: list[tuple[Node, list[int]]] = [(root, above)] if root is not None else []
         while stack:
             node, path = stack.pop()
             path = path + unpack(node.key)
@@ -353,21 +469,33 @@ class Simulation:
         """The leaves that may be evicted now, by the rules and not by the order."""
         return [
             node
-            for root in self.cache.tree.roots.values()
+            for root in self._roots()
             for node in walk(root)
             if not node.children and not node.pins and node is not root
+            if not self.cache.tree.hanging(node)
             if node.last_use <= self.cache.pool.ended
         ]
+
+    def _public(self, tokens: list[int]) -> list[int]:
+        return max((p for p in self.public if tokens[: len(p)] == p), key=len, default=[])
+
+    def _roots(self, namespace: bytes | None = None) -> list[Root]:
+        tree = self.cache.tree
+        roots = [*tree.roots.values(), *tree.hung.values()]
+        return [each for each in roots if namespace in (None, each.namespace)]
+
+    def _orders(self) -> list[list[Node]]:
+        return [each.order.leaves() for each in self.cache.accounts if len(each.order)]
 
     def _shape(self) -> tuple[object, ...]:
         """All that a refusal or a peek must leave as it was."""
         nodes = [
             (node.end, bytes(node.key), tuple(node.pages), node.pins, node.last_use, node.hits)
-            for root in self.cache.tree.roots.values()
+            for root in self._roots()
             for node in walk(root)
         ]
         pool = self.cache.pool
-        return nodes, pool.free, pool.quarantined, len(self.cache.tree.order), len(self.known)
+        return nodes, pool.free, pool.quarantined, self._orders(), len(self.known)
 
 
 def run(operations: int, seed: int, check_every: int = 1) -> Counter[str]:

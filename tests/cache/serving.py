@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from radixserve.cache.eviction import EvictionOrder
 from radixserve.cache.lease import Lease
 from radixserve.cache.node import Node, walk
 from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.tenant import OPEN
 from radixserve.tokens import pack, unpack
 
 
 def prefill(
-    cache: PrefixCache, tokens: Iterable[int], namespace: bytes = b"", *, limit: int | None = None
+    cache: PrefixCache,
+    tokens: Iterable[int],
+    namespace: bytes = b"",
+    *,
+    tenant: str = OPEN,
+    limit: int | None = None,
 ) -> Lease:
     """Acquire, compute and publish all of ``tokens``; the lease stays."""
     packed = bytearray(pack(tokens))
-    lease = cache.acquire(packed, namespace, limit=limit)
+    lease = cache.reserve(packed, namespace, 0, tenant=tenant, limit=limit)
+    assert lease is not None
     compute(lease, len(packed) // 4 - lease.computed)
     return lease
 
@@ -34,10 +42,17 @@ def append(lease: Lease, *tokens: int) -> None:
     compute(lease, len(tokens))
 
 
-def serve(cache: PrefixCache, tokens: Iterable[int], namespace: bytes = b"") -> int:
+def serve(
+    cache: PrefixCache, tokens: Iterable[int], namespace: bytes = b"", *, tenant: str = OPEN
+) -> int:
     """A whole request; returns how many tokens it reused."""
-    with prefill(cache, tokens, namespace) as lease:
+    with prefill(cache, tokens, namespace, tenant=tenant) as lease:
         return lease.reused
+
+
+def serve_as(cache: PrefixCache, tenant: str, tokens: Iterable[int]) -> int:
+    """A whole request of ``tenant``, in the namespace that is its own."""
+    return serve(cache, tokens, tenant.encode(), tenant=tenant)
 
 
 def found(cache: PrefixCache, tokens: Iterable[int], namespace: bytes = b"") -> int:
@@ -50,6 +65,11 @@ def nodes(cache: PrefixCache, namespace: bytes = b"") -> list[tuple[int, list[in
     root = cache.tree.roots.get(namespace)
     below = [] if root is None else [node for node in walk(root) if node is not root]
     return sorted((node.end, unpack(node.key)) for node in below)
+
+
+def order(cache: PrefixCache, tenant: str = OPEN) -> EvictionOrder:
+    """The cold leaves of ``tenant``."""
+    return cache.accounts.of(tenant).order
 
 
 def only_node(cache: PrefixCache, namespace: bytes = b"") -> Node:

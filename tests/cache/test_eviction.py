@@ -9,8 +9,10 @@ import pytest
 from radixserve.cache.eviction import EvictionOrder
 from radixserve.cache.node import Node
 from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.quota import Accounts
+from radixserve.tenant import OPEN
 from radixserve.tokens import pack
-from tests.cache.serving import found, idle, nodes, prefill, serve
+from tests.cache.serving import found, idle, nodes, order, prefill, serve
 
 
 def _tick(cache: PrefixCache) -> None:
@@ -18,7 +20,8 @@ def _tick(cache: PrefixCache) -> None:
 
 
 def _leaf(serial: int, last_use: int, end: int) -> Node:
-    leaf = Node(bytearray(pack([serial])), array("i", [serial]), None, end=end, serial=serial)
+    key, pages = bytearray(pack([serial])), array("i", [serial])
+    leaf = Node(key, pages, None, Accounts(9).of(OPEN), end=end, serial=serial)
     leaf.last_use = last_use
     return leaf
 
@@ -133,10 +136,10 @@ def test_a_parent_is_as_young_as_the_youngest_child_that_it_had() -> None:
     serve(cache, [1, 3])
     _tick(cache)
     cache.acquire(pack([1, 3, 9]), b"").release()
-    old, young = cache.tree.order.leaves()
+    old, young = order(cache).leaves()
     assert (old.last_use, young.last_use) == (0, 1)
-    cache.pool.give_back(cache.tree.trim(young, 1))
-    assert [leaf.last_use for leaf in cache.tree.order.leaves()] == [1]
+    cache.give_back(young.account, cache.tree.trim(young, 1))
+    assert [leaf.last_use for leaf in order(cache).leaves()] == [1]
     assert nodes(cache) == [(2, [1, 2])]
     cache.check()
 
@@ -169,7 +172,7 @@ def test_the_order_stays_right_through_thousands_of_random_uses() -> None:
             _tick(cache)
         if rng.random() < 0.2:
             cache.evict(rng.randrange(10))
-        assert cache.tree.order.sound()
+        assert order(cache).sound()
     cache.check()
 
 

@@ -9,11 +9,13 @@ import pytest
 
 from radixserve.cache.errors import CacheError
 from radixserve.cache.lease import Lease
-from radixserve.cache.node import Node, Root
+from radixserve.cache.node import Node, Root, walk
 from radixserve.cache.pages import PageCopy
 from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.quota import Accounts, Quota
+from radixserve.tenant import OPEN
 from radixserve.tokens import pack
-from tests.cache.serving import prefill, serve
+from tests.cache.serving import order, prefill, serve
 
 
 class Busy:
@@ -58,7 +60,7 @@ class Busy:
 
     @property
     def cold(self) -> Node:
-        return self.cache.tree.order.coldest()
+        return order(self.cache).coldest()
 
 
 def _page_in_two_nodes(busy: Busy) -> None:
@@ -132,19 +134,19 @@ def _pins_of_what_was_purged(busy: Busy) -> None:
 
 
 def _cold_leaf_missing_from_the_order(busy: Busy) -> None:
-    busy.cache.tree.order.remove(busy.cold)
+    order(busy.cache).remove(busy.cold)
 
 
 def _pinned_leaf_in_the_order(busy: Busy) -> None:
-    busy.cache.tree.order.add(busy.lease.anchor)
+    order(busy.cache).add(busy.lease.anchor)
 
 
 def _inner_node_in_the_order(busy: Busy) -> None:
-    busy.cache.tree.order.add(busy.trunk)
+    order(busy.cache).add(busy.trunk)
 
 
 def _leaf_twice_in_the_order(busy: Busy) -> None:
-    busy.cache.tree.order.add(busy.cold)
+    order(busy.cache).add(busy.cold)
 
 
 def _leaf_aged_in_place(busy: Busy) -> None:
@@ -189,9 +191,9 @@ def _wrong_parent(busy: Busy) -> None:
 
 def _wrong_depth(busy: Busy) -> None:
     leaf = busy.child(1)
-    busy.cache.tree.order.remove(leaf) if not leaf.pins else None
+    order(busy.cache).remove(leaf) if not leaf.pins else None
     leaf.end += 4
-    busy.cache.tree.order.add(leaf) if not leaf.pins else None
+    order(busy.cache).add(leaf) if not leaf.pins else None
 
 
 def _key_without_page(busy: Busy) -> None:
@@ -221,7 +223,7 @@ def _attached_node_marked_as_cut_off(busy: Busy) -> None:
 
 
 def _empty_root(busy: Busy) -> None:
-    busy.cache.tree.root(b"empty")
+    busy.cache.tree.root(b"empty", busy.cache.accounts.of(OPEN))
 
 
 def _root_under_another_name(busy: Busy) -> None:
@@ -274,6 +276,47 @@ def _cold_pages_miscounted(busy: Busy) -> None:
 
 def _nodes_miscounted(busy: Busy) -> None:
     busy.cache.tree.nodes += 1
+
+
+def _tenant_miscounted(busy: Busy) -> None:
+    busy.lease.account.used += 1
+
+
+def _pages_booked_to_another_tenant(busy: Busy) -> None:
+    other = busy.cache.accounts.of("other")
+    busy.lease.account.used -= 1
+    other.used += 1
+
+
+def _cold_pages_of_a_tenant_miscounted(busy: Busy) -> None:
+    busy.lease.account.cold -= 1
+
+
+def _leases_of_a_tenant_miscounted(busy: Busy) -> None:
+    busy.lease.account.leases -= 1
+
+
+def _node_on_another_account(busy: Busy) -> None:
+    busy.child(0).account = busy.cache.accounts.of("other")
+
+
+def _lease_on_a_closed_account(busy: Busy) -> None:
+    busy.lease.account = Accounts(9).of(OPEN)
+
+
+def _root_on_a_closed_account(busy: Busy) -> None:
+    for node in walk(busy.root):
+        node.account = Accounts(9).of(OPEN)
+
+
+def _account_changed_behind_its_rank(busy: Busy) -> None:
+    busy.cache.accounts.spare(None)
+    busy.lease.account.quota = Quota(1000, 1000, 1.0)
+
+
+def _account_ranked_as_another(busy: Busy) -> None:
+    busy.cache.accounts.spare(None)
+    busy.lease.account.rank = (-1, False, 0.0, 0)
 
 
 def _copy_without_its_pin(busy: Busy) -> None:
@@ -347,6 +390,15 @@ FAULTS: list[tuple[Callable[[Busy], None], str]] = [
     (_pages_miscounted, "pages and has"),
     (_cold_pages_miscounted, "cold pages"),
     (_nodes_miscounted, "nodes and has"),
+    (_tenant_miscounted, "pages and has"),
+    (_pages_booked_to_another_tenant, "pages and has"),
+    (_cold_pages_of_a_tenant_miscounted, "cold pages and has"),
+    (_leases_of_a_tenant_miscounted, "leases and has"),
+    (_node_on_another_account, "not the set|another account"),
+    (_lease_on_a_closed_account, "(pages|leases) and has"),
+    (_root_on_a_closed_account, "not the set|no open account|another account"),
+    (_account_changed_behind_its_rank, "not ranked"),
+    (_account_ranked_as_another, "not ranked"),
     (_copy_without_its_pin, "pins, but"),
     (_copy_without_its_hold, "holders"),
     (_copy_into_a_page_of_another, "into a page of another"),

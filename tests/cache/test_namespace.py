@@ -4,6 +4,8 @@ from dataclasses import fields, replace
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from radixserve.cache.namespace import Namespace, client_namespace, on_engine
 from radixserve.cache.prefix_cache import PrefixCache
@@ -26,6 +28,31 @@ def test_the_key_is_injective() -> None:
         for tenant, salt, adapter in product(values, repeat=3)
     }
     assert len(keys) == len(values) ** 3
+
+
+TEXTS = st.none() | st.text(max_size=6) | st.sampled_from(["", "\0", "\1\0\0\0\1a", "\ud800"])
+NAMESPACES = st.builds(Namespace, **dict.fromkeys(NAMES, TEXTS))
+
+
+@given(NAMESPACES, NAMESPACES)
+def test_two_namespaces_that_differ_have_keys_that_differ(one: Namespace, other: Namespace) -> None:
+    assert (one.key() == other.key()) == (one == other)
+
+
+@given(NAMESPACES, st.sampled_from(NAMES), TEXTS)
+def test_one_field_that_differs_is_enough(one: Namespace, name: str, value: str | None) -> None:
+    other = replace(one, **{name: value})
+    assert (one.key() == other.key()) == (one == other)
+
+
+@given(NAMESPACES)
+def test_each_field_is_written_with_its_number_and_its_length(one: Namespace) -> None:
+    key, found = one.key(), {}
+    while key:
+        length = int.from_bytes(key[1:5], "big")
+        found[NAMES[key[0]]] = key[5 : 5 + length].decode("utf-8", "surrogatepass")
+        key = key[5 + length :]
+    assert Namespace(**found) == one
 
 
 def test_no_value_can_pass_for_another_field() -> None:

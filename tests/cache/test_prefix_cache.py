@@ -8,7 +8,7 @@ import xxhash
 from radixserve.cache.pages import PageCopy
 from radixserve.cache.prefix_cache import PrefixCache, block_ids
 from radixserve.tokens import pack
-from tests.cache.serving import compute, found, idle, nodes, only_node, prefill, serve
+from tests.cache.serving import compute, found, idle, nodes, only_node, order, prefill, serve
 
 # Matching
 
@@ -197,10 +197,8 @@ def test_peek_makes_no_root() -> None:
 
 
 def _state(cache: PrefixCache) -> object:
-    order = [
-        (leaf.serial, leaf.last_use, leaf.pins, leaf.hits) for leaf in cache.tree.order.leaves()
-    ]
-    return order, nodes(cache), cache.tree.nodes, cache.tree.evictable, cache.pool.free
+    leaves = [(leaf.serial, leaf.last_use, leaf.pins, leaf.hits) for leaf in order(cache).leaves()]
+    return leaves, nodes(cache), cache.tree.nodes, cache.tree.evictable, cache.pool.free
 
 
 def test_hits_are_counted_where_a_match_ends() -> None:

@@ -5,7 +5,7 @@ import pytest
 from radixserve.cache.errors import CacheError
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.tokens import pack
-from tests.cache.serving import append, compute, found, idle, nodes, prefill, serve
+from tests.cache.serving import append, compute, found, idle, nodes, order, prefill, serve
 
 
 def test_release_is_idempotent() -> None:
@@ -143,11 +143,11 @@ def test_a_reservation_that_cannot_be_met_changes_nothing() -> None:
     serve(cache, range(50, 58))
     running = cache.acquire(pack(range(100, 110)), b"")
     assert running.extend(4)
-    ages = [(leaf.last_use, leaf.hits) for leaf in cache.tree.order.leaves()]
+    ages = [(leaf.last_use, leaf.hits) for leaf in order(cache).leaves()]
     evicted = cache.evicted
     assert cache.reserve(pack([*range(8), *range(200, 216)]), b"", 24) is None
     assert cache.evicted == evicted
-    assert [(leaf.last_use, leaf.hits) for leaf in cache.tree.order.leaves()] == ages
+    assert [(leaf.last_use, leaf.hits) for leaf in order(cache).leaves()] == ages
     assert cache.peek(pack(range(9)), b"").tokens == 8
     cache.check()
 

@@ -23,6 +23,14 @@ def test_twenty_thousand_random_operations_never_read_a_wrong_slot_or_lose_a_pag
         "evictions",
         "purges",
         "resets",
+        "resets of a tenant",
+        "terms",
+        "refused for a guarantee",
+        "refusals for a guarantee",
+        "guarantees broken",
+        "public prefixes",
+        "reused beyond a public prefix",
+        "reused inside a public prefix",
     ):
         assert seen[what] > 5, f"the test is blind: {what} happened {seen[what]} times"
 

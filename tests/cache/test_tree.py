@@ -9,9 +9,21 @@ import pytest
 from radixserve.cache.errors import CacheError
 from radixserve.cache.node import Node, common_head, walk
 from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.quota import Accounts
 from radixserve.cache.tree import RadixTree
+from radixserve.tenant import OPEN
 from radixserve.tokens import pack, unpack
-from tests.cache.serving import append, compute, found, idle, nodes, only_node, prefill, serve
+from tests.cache.serving import (
+    append,
+    compute,
+    found,
+    idle,
+    nodes,
+    only_node,
+    order,
+    prefill,
+    serve,
+)
 
 
 def test_the_common_head_is_the_longest_one() -> None:
@@ -55,10 +67,10 @@ def test_a_split_of_a_cold_leaf_keeps_its_place_in_the_eviction_order() -> None:
     serve(cache, [1, 1, 1, 1])
     cache.end_step(cache.begin_step())
     serve(cache, [2, 2, 2, 2])
-    first, second = cache.tree.order.leaves()
+    first, second = order(cache).leaves()
     cache.tree.split(first, cache.tree.block)
-    assert cache.tree.order.leaves() == [first, second]
-    assert cache.tree.order.sound()
+    assert order(cache).leaves() == [first, second]
+    assert order(cache).sound()
 
 
 @pytest.mark.parametrize("at", [0, 4, 8 * 4, -8])
@@ -114,10 +126,10 @@ def test_pinning_stops_at_the_first_node_that_was_pinned_already() -> None:
 def test_unpinning_what_is_not_pinned_raises_and_changes_nothing() -> None:
     cache = PrefixCache(8, 1)
     serve(cache, [1, 2, 3])
-    before = (cache.tree.evictable, cache.tree.nodes, only_node(cache).pins, len(cache.tree.order))
+    before = (cache.tree.evictable, cache.tree.nodes, only_node(cache).pins, len(order(cache)))
     with pytest.raises(CacheError, match="not pinned"):
         cache.tree.unpin(only_node(cache), now=9)
-    after = (cache.tree.evictable, cache.tree.nodes, only_node(cache).pins, len(cache.tree.order))
+    after = (cache.tree.evictable, cache.tree.nodes, only_node(cache).pins, len(order(cache)))
     assert after == before
     cache.check()
 
@@ -196,10 +208,6 @@ def test_an_open_leaf_is_never_a_step_on_a_path() -> None:
         assert (lease.reused, lease.copies[0].source) == (3, leaf.pages[0])
 
 
-def test_detaching_an_unknown_namespace_does_nothing() -> None:
-    assert RadixTree(4).detach(b"nobody") == ([], 0)
-
-
 def test_lookups_follow_the_right_child_among_thousands() -> None:
     cache = PrefixCache(3000, 1)
     rng = random.Random(5)
@@ -267,20 +275,22 @@ def test_matching_a_million_tokens_over_2_000_nodes_takes_no_copy_of_the_rest() 
 
 
 def test_a_root_cannot_be_removed_like_a_leaf() -> None:
-    tree = RadixTree(1)
-    root = tree.root(b"")
-    tree.order.add(root)
+    accounts = Accounts(9)
+    tree = RadixTree(1, accounts)
+    root = tree.root(b"", accounts.of(OPEN))
+    root.account.order.add(root)
     with pytest.raises(CacheError, match="root"):
         tree.trim(root, 1)
 
 
 def test_a_node_out_of_place_is_noticed_when_it_is_unlinked() -> None:
-    tree = RadixTree(1)
-    root = tree.root(b"")
+    accounts = Accounts(9)
+    tree = RadixTree(1, accounts)
+    root = tree.root(b"", accounts.of(OPEN))
     tree.pin(root)
     leaf = tree.add(root, pack([1]), array("i", [1]), now=0)
-    stranger = Node(bytearray(pack([1])), array("i", [2]), root, end=1, serial=99)
-    tree.order.add(stranger)
+    stranger = Node(bytearray(pack([1])), array("i", [2]), root, root.account, end=1, serial=99)
+    root.account.order.add(stranger)
     with pytest.raises(CacheError, match="where its key says"):
         tree.trim(stranger, 1)
     assert root.children == [leaf]

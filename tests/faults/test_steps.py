@@ -142,9 +142,11 @@ def test_what_was_said_of_tenants_holds_when_the_engine_begins_anew(
     monkeypatch: pytest.MonkeyPatch,
 ):
     mix = Mix(overlapped=False)
-    mix.core.set_tenants({"one": Terms()})
+    mix.core.set_tenants({"one": Terms(weight=3.0, guaranteed=0.5)})
     with monkeypatch.context() as patch:
         patch.setattr(mix.core.scheduler, "plan", lambda: 1 / 0)
         with pytest.raises(LostError, match="division by zero"):
             mix.core.step()
-    assert mix.core.scheduler.accounts.terms == mix.core.cache.terms == {"one": Terms()}
+    assert mix.core.scheduler.accounts.of("one").weight == 3.0
+    assert "one" in mix.core.stats().tenants
+    assert mix.core.cache.accounts.of("one").quota.guaranteed > 0

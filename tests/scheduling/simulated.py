@@ -23,10 +23,15 @@ from radixserve.tokens import TOKEN_BYTES, pack, unpack
 VOCABULARY = 1000
 
 
-def identities(tokens: bytes | bytearray, namespace: bytes, count: int) -> list[int]:
-    """What the KV of the first ``count`` tokens must hold."""
-    found, state = [], zlib.crc32(namespace)
+def identities(
+    tokens: bytes | bytearray, namespace: bytes, count: int, public: bytes = b""
+) -> list[int]:
+    """What the KV of the first ``count`` tokens must hold; ``public`` is a shared prefix."""
+    shared = len(public) if public and tokens.startswith(public) else 0
+    found, state = [], zlib.crc32(b"public" if shared else namespace)
     for at in range(0, count * TOKEN_BYTES, TOKEN_BYTES):
+        if shared and at == shared:
+            state = zlib.crc32(namespace, state)
         state = zlib.crc32(tokens[at : at + TOKEN_BYTES], state)
         found.append(state)
     return found
@@ -56,6 +61,7 @@ class SimulatedModel:
         self.kv = [[0] * page_size for _ in range(num_pages)]
         self.namespaces: dict[str, bytes] = {}
         self.computed = 0
+        self.public = b""
 
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
         assert plan.rows
@@ -74,7 +80,7 @@ class SimulatedModel:
             start, end = row.start, row.context
             assert row.tokens == row.history[start * TOKEN_BYTES : end * TOKEN_BYTES]
             assert SCRATCH_PAGE not in row.pages
-            right = identities(row.history, namespace, end)
+            right = identities(row.history, namespace, end, self.public)
             for position in range(start):
                 page, slot = row.pages[position // self.page_size], position % self.page_size
                 assert self.kv[page][slot] == right[position], f"wrong KV at {position}"

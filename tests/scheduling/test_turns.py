@@ -263,19 +263,19 @@ def test_a_turn_lasts_a_quantum_and_ends_when_somebody_begins_to_wait():
     a, b, c = (Account(name) for name in "abc")
     turns.join(a)
     turns.join(b)
-    assert turns.next(0) is a
+    assert turns.next() is a
     a.prefilled += 9
-    assert turns.next(0) is a
+    assert turns.next() is a
     a.prefilled += 1
-    assert turns.next(0) is b
+    assert turns.next() is b
     c.lift(b.virtual)
     turns.join(c)
-    assert turns.next(0) is c, "it had no turn yet, and b has had one"
+    assert turns.next() is c, "it had no turn yet, and b has had one"
     turns.leave(c)
-    assert turns.next(0) is b
+    assert turns.next() is b
     turns.leave(b)
     turns.leave(a)
-    assert turns.next(0) is None
+    assert turns.next() is None
 
 
 def test_among_many_tenants_only_those_whose_counters_grew_are_looked_at():
@@ -296,7 +296,7 @@ def test_among_many_tenants_only_those_whose_counters_grew_are_looked_at():
         turns.join(account)
     keyed = 0
     for account in accounts:
-        assert turns.next(0) is account
+        assert turns.next() is account
         account.prefilled += 5
     # Each is looked at when it gets the turn, when that ends and when its place is put right.
     assert keyed <= 8 * 1000
@@ -310,3 +310,32 @@ def test_a_thousand_tenants_with_one_request_each_are_served_as_they_came():
     simulation.run()
     assert len(simulation.finished) == 1000
     assert list(simulation.finished) == [f"{number}" for number in range(1000)]
+
+
+def test_tenants_served_alike_of_whom_nobody_can_begin_are_passed_over_once_a_plan():
+    turns = Turns(quantum=10)
+    a, b, c = (Account(name) for name in "abc")
+    for each in (a, b, c):
+        turns.join(each)
+    seen = []
+    while (account := turns.next()) is not None:
+        seen.append(account)
+        turns.pass_over(account)
+    assert seen == [a, b, c]
+    turns.leave(b)
+    turns.begin()
+    assert {turns.next(), turns.least()} <= {a, c}
+    turns.leave(a)
+    turns.leave(c)
+    assert turns.next() is None
+
+
+def test_tenants_who_all_wait_for_one_prefill_do_not_hold_up_a_plan():
+    """Each waits for the leader of its own prompt, and they have been served the same."""
+    simulation = Simulation(num_pages=200, page_size=4, max_num_batched_tokens=8, max_num_seqs=8)
+    for tenant in "abc":
+        for name in "12":
+            prompt = [ord(tenant), *range(20, 60)]
+            simulation.add(tenant + name, prompt, 2, tenant=tenant, namespace=tenant.encode())
+    simulation.run()
+    assert all(len(output) == 2 for output in simulation.outputs.values())

@@ -115,6 +115,9 @@ class FakeFrontend:
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         self.terms = dict(terms)
 
+    def set_public(self, prefixes: Sequence[bytes]) -> None:
+        self.public = list(prefixes)
+
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         if self.refuse is not None:
             raise self.refuse

@@ -22,6 +22,7 @@ from radixserve.engine.messages import (
     Ping,
     Ready,
     Refusal,
+    SetPublic,
     SetTenants,
     StepNews,
 )
@@ -139,6 +140,8 @@ class SupervisedLLM(Asking):
         self._handle = handle
         if self._terms is not None:
             handle.send(SetTenants(dict(self._terms)))
+        if self._public:
+            handle.send(SetPublic(list(self._public)))
         return handle
 
     def _introduce(self, found: Found, ready: Ready) -> None:
@@ -200,7 +203,7 @@ class SupervisedLLM(Asking):
 
     def _take(self, news: News) -> None:
         if isinstance(news, StepNews):
-            self._stats = replace(news.stats, restarts=self._restarts)
+            self._learn(replace(news.stats, restarts=self._restarts))
         if isinstance(news, StepNews | Refusal | Lost | Dropped):
             self._streams.take(news)
         self._owes, self._silent = self._streams.waiting, 0.0

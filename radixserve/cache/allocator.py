@@ -1,0 +1,108 @@
+"""Pages for whoever needs some, from the pool or from what is cold."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from operator import attrgetter
+
+from radixserve.cache.pages import PagePool
+from radixserve.cache.quota import Account, Accounts
+from radixserve.cache.tree import RadixTree
+
+
+class Allocator:
+    """Takes pages from the pool, evicts when it is empty, and keeps account of both."""
+
+    __slots__ = ("accounts", "evicted", "pool", "tree")
+
+    def __init__(self, pool: PagePool, tree: RadixTree, accounts: Accounts):
+        self.pool, self.tree, self.accounts = pool, tree, accounts
+        self.evicted = 0
+        """Pages evicted so far."""
+
+    def take(self, count: int, account: Account, *, alone: bool) -> array[int] | None:
+        """``count`` pages for ``account``; ``alone`` says that nobody else holds any.
+
+        None if there are not that many, and then nothing is evicted, or if too many of them wait
+        for a step in flight. See ``radixserve.cache.quota`` for what is evicted. Only who is alone
+        gets what is guaranteed to others: it is all that is left then, and waiting for it would
+        never end. O(count + evictions).
+        """
+        if count == 0:
+            return array("i")
+        pool, accounts = self.pool, self.accounts
+        short = count - pool.free
+        # Pages in quarantine come back when a step ends.
+        alone = alone and not pool.quarantined
+        if short > 0 and short > (self.tree.evictable if alone else accounts.spare(account)):
+            return None
+        beyond = account.used + count - account.quota.maximum
+        if beyond > 0:
+            self._shrink(account, min(beyond, account.cold), account)
+            short = count - pool.free
+        if short > 0:
+            self._evict(short, account, everything=alone)
+            if count > pool.free:
+                return None
+        accounts.take(account, count)
+        return pool.take(count)
+
+    def give_back(self, account: Account, pages: Iterable[int]) -> None:
+        """``account`` gives back ``pages``, of which others may hold some. O(pages)."""
+        self.accounts.free(account, self.pool.give_back(pages))
+
+    def evict(self, count: int) -> int:
+        """Free ``count`` pages, if so many are cold; returns how many it were.
+
+        Takes blocks from the end of the coldest leaf. A leaf that was let go while a step was in
+        flight stays until that step has ended, for the step may still read it.
+        O(log leaves + log tenants) a leaf, O(1) a page.
+        """
+        return self._evict(count, None, everything=True)
+
+    # Below here: the parts of the above
+
+    def _evict(self, count: int, account: Account | None, *, everything: bool) -> int:
+        """Free ``count`` pages for the sake of ``account``; with ``everything``, also what is
+        guaranteed to others."""
+        accounts = self.accounts
+        freed = 0
+        spent: set[Account] = set()
+        while freed < count and (turn := accounts.victim(spent)) is not None:
+            victim, most = turn
+            most = min(most, count - freed)
+            got = self._shrink(victim, most, account)
+            freed += got
+            if got < most:
+                spent.add(victim)
+        if account is not None:
+            freed += self._shrink(account, count - freed, account)
+        while freed < count and everything:
+            # Rare: whoever has most goes first, and what the leaves of one leave may be another's.
+            got = 0
+            for victim in sorted(accounts, key=attrgetter("cold"), reverse=True):
+                got += self._shrink(victim, count - freed - got, account)
+            if got == 0:
+                break
+            freed += got
+        return freed
+
+    def _shrink(self, victim: Account, count: int, account: Account | None) -> int:
+        """Evict up to ``count`` pages of ``victim``, coldest first; returns how many it were."""
+        pool, order = self.pool, victim.order
+        freed = 0
+        while freed < count and len(order):
+            leaf = order.coldest()
+            if leaf.last_use > pool.ended:
+                break
+            pages = self.tree.trim(leaf, count - freed)
+            pool.give_back(pages, unused=True)
+            freed += len(pages)
+        if freed:
+            self.evicted += freed
+            victim.suffered += freed
+            if account is not None:
+                account.caused += freed
+            self.accounts.free(victim, freed)
+        return freed

@@ -1,0 +1,64 @@
+"""Which tokens every chat begins with that goes on from given messages and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from radixserve.errors import InvalidRequestError
+from radixserve.text.tokenizer import Tokenizer
+from radixserve.tokens import TOKEN_BYTES
+
+ROLES = ("user", "assistant")
+TEXTS = ("a", "Z", "1", " x", "\n\n", "é", "{", "<")
+"""Beginnings of what may follow: a tokenizer may join any of them with what stands before."""
+
+
+def public_prefix(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    page_size: int = 1,
+) -> bytes:
+    """The tokens (int32 big-endian, floored to whole pages) that ``messages`` and ``tools`` have in
+    common whatever follows them: rendered with different next messages, as far as all agree.
+
+    The template is asked to go on with each of ``ROLES``; what it refuses does not count. It may be
+    empty: some templates put the last message elsewhere than in the middle of a chat.
+
+    Raises:
+        InvalidRequestError: the model has no chat template, or it refuses every way to go on.
+    """
+    common: bytes | None = None
+    refusal: InvalidRequestError | None = None
+    for role in ROLES:
+        for text in TEXTS:
+            try:
+                tokens = tokenizer.encode_chat(
+                    [*messages, {"role": role, "content": text}],
+                    tools=tools,
+                    add_generation_prompt=role == "user",
+                    template_kwargs=template_kwargs,
+                )
+            except InvalidRequestError as error:
+                refusal = refusal or error
+                break
+            common = tokens if common is None else common[: _alike(common, tokens)]
+    if common is None:
+        assert refusal is not None, "a template was asked"
+        raise refusal
+    return common[: len(common) - len(common) % (page_size * TOKEN_BYTES)]
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """Bytes of whole tokens that both begin with. O(bytes)."""
+    low, high = 0, min(len(one), len(other)) // TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[: middle * TOKEN_BYTES] == other[: middle * TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * TOKEN_BYTES

@@ -1,0 +1,134 @@
+"""What an operator says of tenants reaches the cache, and what tenants use comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+from dataclasses import replace
+
+from radixserve.engine.core import EngineCore
+from radixserve.engine.loop import TENANTS_EVERY, EngineLoop
+from radixserve.engine.messages import (
+    Add,
+    Command,
+    GenerationRequest,
+    News,
+    SetPublic,
+    SetTenants,
+    StepNews,
+    Stop,
+)
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tenant import Terms
+from radixserve.tokens import pack
+from tests.engine.test_cache_modes import PROMPT, engine
+from tests.engine.test_process import ask, back, collect, running
+
+
+def add(core: EngineCore, tenant: str, *, tokens: int = 12) -> None:
+    core.add(request(tenant, tokens))
+
+
+def request(tenant: str, tokens: int = 12) -> GenerationRequest:
+    return GenerationRequest(
+        id=f"of {tenant}",
+        tokens=pack(PROMPT),
+        sampling=SamplingParams(max_tokens=tokens, temperature=0.0),
+        namespace=tenant.encode(),
+        tenant=tenant,
+    )
+
+
+def answer(core: EngineCore, tenant: str) -> int:
+    """Answer a request of ``tenant``; returns the tokens that it reused."""
+    add(core, tenant)
+    while not core.idle:
+        deltas = core.step()
+    core.cache.check()
+    return deltas[-1].usage.cached_tokens
+
+
+def test_a_public_prefix_is_reused_by_all_tenants_and_nothing_else():
+    core = engine()
+    core.set_public([pack(PROMPT[:22])])
+    assert answer(core, "a") == 0
+    assert answer(core, "b") == 20
+    assert answer(core, "b") == 40
+    assert core.stats().public_pages == 5
+
+
+def test_a_public_prefix_is_kept_apart_by_the_format_of_kv():
+    core = engine()
+    core.runner.info = replace(core.runner.info, kv_format="fp8 1")
+    core.set_public([pack(PROMPT[:22])])
+    assert (answer(core, "a"), answer(core, "b")) == (0, 20)
+    [root] = core.cache.tree.roots
+    assert b"fp8 1" in root
+
+
+def test_the_counts_of_tenants_are_those_of_the_cache():
+    core = engine(num_pages=31)
+    core.set_tenants({"named": Terms()})
+    answer(core, "a")
+    answer(core, "b")
+    add(core, "c")
+    core.step()
+    tenants = core.stats().tenants
+    assert tenants.keys() == {"", "named", "a", "b", "c"}
+    cached, held = 30 - core.cache.pool.free - 11, 11
+    assert tenants["a"].pages_cached + tenants["b"].pages_cached == cached
+    assert (tenants["a"].pages_held, tenants["c"].pages_held) == (0, held)
+    while not core.idle:
+        core.step()
+    tenants = core.stats().tenants
+    assert sum(each.evictions_suffered for each in tenants.values()) == core.cache.evicted > 0
+    assert tenants["c"].evictions_caused == core.cache.evicted
+
+
+def test_the_counts_of_tenants_are_told_now_and_then_and_when_nothing_is_left_to_do():
+    core = engine()
+    sent: list[News] = []
+    commands: list[Command] = [
+        SetTenants({"a": Terms()}),
+        SetPublic([pack(PROMPT[:22])]),
+        Add([request("a", tokens=3 * TENANTS_EVERY)], 0.0),
+    ]
+
+    def get(wait: bool) -> Command:
+        if commands:
+            return commands.pop(0)
+        if wait:
+            return Stop()
+        raise queue.Empty
+
+    EngineLoop(core, get, sent.append).run()
+    told = [bool(news.stats.tenants) for news in sent if isinstance(news, StepNews)]
+    assert told[-1]
+    assert 4 <= sum(told) <= 7
+    assert len(told) > 90
+    assert core.stats().public_pages == 5
+
+
+def test_a_process_that_is_started_again_is_told_what_is_public(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as served:
+            prompt = served.tokenizer.encode("You are a helpful assistant. Hello?")
+            served.set_public([prompt[:64]])
+            served.set_tenants({"a": Terms(guaranteed=0.5)})
+
+            async def cached(tenant: str) -> int:
+                fields = {"prompt": prompt, "namespace": tenant.encode(), "tenant": tenant}
+                deltas = await collect(served, ask(served, tenant, **fields))
+                return deltas[-1].usage.cached_tokens
+
+            assert [await cached("a"), await cached("b")] == [0, 16]
+            assert served.stats().tenants.keys() == {"", "a", "b"}
+            old = served.pid
+            os.kill(old, signal.SIGKILL)
+            await back(served, old)
+            assert [await cached("a"), await cached("b")] == [0, 16]
+            assert served.stats().public_pages == 4
+
+    asyncio.run(scenario())
