@@ -36,7 +36,9 @@ from radixserve.terminal.options import (
     MaxPasses,
     MaxQueue,
     QueueTimeout,
+    ReasoningParser,
     StepTimeout,
+    ToolCallParser,
     TorchCompile,
     option,
 )
@@ -256,6 +258,8 @@ def serve(
     step_timeout: StepTimeout = DEFAULTS.step_timeout,
     drain_timeout: DrainTimeout = 30.0,
     files_dir: FilesDir = None,
+    tool_call_parser: ToolCallParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -310,6 +314,8 @@ def serve(
             priorities=config.scheduling_policy == "priority",
             drain_timeout=drain_timeout,
             files_dir=files_dir,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
         )
         run(config, settings, host, port, log_level)
     except (ConfigError, ModelError) as error:

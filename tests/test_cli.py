@@ -244,3 +244,10 @@ def test_ctrl_c_while_the_model_loads_ends_it_at_once():
         _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_a_parser_that_does_not_exist_ends_in_one_line_with_those_that_do():
+    code, _, errors = invoke("serve", "--tool-call-parser", "vicuna")
+    assert code == 1
+    assert "--tool-call-parser 'vicuna' is not known" in errors
+    assert "hermes" in errors

@@ -26,7 +26,9 @@ class Answer:
         self._request = request
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(
-            skip_special_tokens=request.skip_special_tokens, continuation=request.continuation
+            skip_special_tokens=request.skip_special_tokens,
+            continuation=request.continuation,
+            markers=request.markers,
         )
         self._stops = StopStrings(request.stop, request.include_stop_str_in_output)
 

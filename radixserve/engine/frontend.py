@@ -42,6 +42,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    markers: tuple[str, ...] = ()
+    """Texts whose special tokens are shown even so: whoever reads the answer needs them."""
     continuation: bool = False
     """The answer is put behind the prompt's text: a space that it begins with is meant."""
     namespace: bytes = b""

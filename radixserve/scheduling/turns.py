@@ -81,7 +81,7 @@ class Turns:
         return holder
 
     def pass_over(self, account: Account) -> None:
-        """The turn is over: its holder has nothing that could begin in this plan. O(log tenants)."""
+        """Its turn is over: it has nothing that could begin in this plan. O(log tenants)."""
         self._holder = None
         self._order.remove((self._keys[account.tenant], account))
         self._passed_over[account.tenant] = account

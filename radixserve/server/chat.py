@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -14,16 +14,18 @@ from starlette.responses import Response
 from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.answer import Envelope, clipped, respond
+from radixserve.server.dialect import Reading
 from radixserve.server.fields import CHAT_REFUSED, triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, sampling_params, text_request
+from radixserve.server.parsed import ParsedAnswer, call_id, joined_message
 from radixserve.server.service import Deltas, Service
+from radixserve.server.tally import Tally
 from radixserve.server.wire import (
     ChatChoice,
     ChatLogprobs,
     ChatRequest,
     Delta,
-    Message,
     TokenLogprobObject,
     TopLogprob,
     invalid,
@@ -61,27 +63,36 @@ async def chat_completions(request: Request) -> Response:
         continuation=continued,
         most=service.frontend.most,
     )
+    reading = service.dialect.reading(fields)
+    template_kwargs, without_effect = service.dialect.template_kwargs(fields)
     service.check_length(len(fields.messages), "messages", at_least=True)
     check_messages(fields.messages)
-    ignored += _ignored_in_messages(fields.messages)
+    ignored += [*without_effect, *_ignored_in_messages(fields.messages)]
     service.check_load()
-    prompt = await service.text_work(partial(_encode, service, fields))
-    prompts = [replace(draft, prompt=prompt)]
-    return await respond(request, envelope, ignored, prompts, ChatAnswer(fields, draft.n))
+    encode = partial(_encode, service, fields, reading, template_kwargs)
+    prompt, reading = await service.text_work(encode)
+    prompts = [replace(draft, prompt=prompt, markers=reading.formats.markers)]
+    new_id = partial(call_id, service.dialect.id_length)
+    answer = ChatAnswer(fields, draft.n, reading, request.state.tally, new_id)
+    return await respond(request, envelope, ignored, prompts, answer)
 
 
-def _encode(service: Service, fields: ChatRequest) -> bytes:
+def _encode(
+    service: Service, fields: ChatRequest, reading: Reading, template_kwargs: dict[str, Any]
+) -> tuple[bytes, Reading]:
+    """The prompt in tokens, and how answers to it are read."""
     continued = bool(fields.continue_final_message)
     opened = fields.add_generation_prompt
-    render = partial(
-        service.frontend.tokenizer.render_chat,
+    text = service.frontend.tokenizer.render_chat(
         fields.messages,
+        tools=reading.tools,
         add_generation_prompt=not continued if opened is None else opened,
         continue_final_message=continued,
-        template_kwargs=fields.chat_template_kwargs,
+        template_kwargs=template_kwargs,
     )
     special = bool(fields.add_special_tokens)
-    return service.encode(render, param="messages", add_special_tokens=special)
+    prompt = service.encode(lambda: text, param="messages", add_special_tokens=special)
+    return prompt, reading.after(text, fields.messages, continued=continued)
 
 
 def _top_logprobs(fields: ChatRequest) -> int | None:
@@ -130,21 +141,31 @@ def _ignored_in_messages(messages: list[dict[str, Any]]) -> list[str]:
 class ChatAnswer:
     """The answer in the shape of chat completions."""
 
-    def __init__(self, fields: ChatRequest, n: int):
-        self._n = n
+    def __init__(
+        self,
+        fields: ChatRequest,
+        n: int,
+        reading: Reading,
+        tally: Tally,
+        new_id: Callable[[], str],
+    ):
+        self._answers = [ParsedAnswer(reading, new_id) for _ in range(n)]
         self._logprobs = bool(fields.logprobs)
+        self._tally = tally
 
     async def whole(self, deltas: Deltas) -> list[ChatChoice]:
-        pieces: list[list[TextDelta]] = [[] for _ in range(self._n)]
+        said: list[list[Delta]] = [[] for _ in self._answers]
+        pieces: list[list[TextDelta]] = [[] for _ in self._answers]
         async with aclosing(deltas):
-            async for _, delta in deltas:
-                pieces[delta.index].append(delta)
+            async for _, news in deltas:
+                said[news.index] += self._take(news)
+                pieces[news.index].append(news)
         return [
             ChatChoice(
                 index=index,
-                message=Message("assistant", "".join(delta.text for delta in news)),
+                message=joined_message(said[index]),
                 logprobs=self._shown(news),
-                finish_reason=news[-1].finish,
+                finish_reason=self._answers[index].finish_reason(news[-1].finish or "stop"),
                 stop_reason=news[-1].stop,
             )
             for index, news in enumerate(pieces)
@@ -154,22 +175,31 @@ class ChatAnswer:
         """Each choice begins with its role."""
         begun: set[int] = set()
         async with aclosing(deltas):
-            async for _, delta in deltas:
-                if delta.index not in begun:
-                    begun.add(delta.index)
-                    yield [ChatChoice(delta.index, delta=Delta("assistant", ""))]
-                if delta.text or delta.logprobs:
-                    shown = self._shown([delta])
-                    yield [ChatChoice(delta.index, delta=Delta(content=delta.text), logprobs=shown)]
-                if delta.finish is not None:
+            async for _, news in deltas:
+                index = news.index
+                if index not in begun:
+                    begun.add(index)
+                    yield [ChatChoice(index, delta=Delta("assistant", ""))]
+                said = self._take(news)
+                if not said and news.logprobs:
+                    said = [Delta(content="")]
+                for place, delta in enumerate(said):
+                    shown = None if place else self._shown([news])
+                    yield [ChatChoice(index, delta=delta, logprobs=shown)]
+                if news.finish is not None:
+                    reason = self._answers[index].finish_reason(news.finish)
                     yield [
                         ChatChoice(
-                            delta.index,
-                            delta=Delta(),
-                            finish_reason=delta.finish,
-                            stop_reason=delta.stop,
+                            index, delta=Delta(), finish_reason=reason, stop_reason=news.stop
                         )
                     ]
+
+    def _take(self, news: TextDelta) -> list[Delta]:
+        answer = self._answers[news.index]
+        before = answer.reasoning_tokens
+        said = answer.take(news)
+        self._tally.reasoning += answer.reasoning_tokens - before
+        return said
 
     def _shown(self, news: list[TextDelta]) -> ChatLogprobs | None:
         if not self._logprobs:

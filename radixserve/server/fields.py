@@ -26,8 +26,6 @@ LONGEST_NEUTRAL = 64
 
 REFUSED: dict[str, tuple[object, ...]] = {
     # what to say
-    "tools": (),
-    "tool_choice": ("none", "auto"),
     "functions": (),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -81,11 +79,12 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "return_hidden_states": (False,),
     "spaces_between_special_tokens": (True,),
     "no_stop_trim": (False,),
-    "include_reasoning": (True,),
 }
 """Names with the values that ask for nothing, beside null."""
 
 HINTS = {
+    "functions": "Use tools.",
+    "function_call": "Use tool_choice.",
     "suffix": "Put what follows into the prompt, in the model's own fill-in-the-middle format.",
     "chat_template": "Templates are programs; start the server with --chat-template FILE.",
     "extra_key": "Use cache_salt.",
@@ -95,10 +94,13 @@ HINTS = {
 }
 
 CHAT_REFUSED: dict[str, tuple[object, ...]] = REFUSED
+TOOLS: dict[str, tuple[object, ...]] = {"tools": (), "tool_choice": ("none", "auto")}
 COMPLETION_REFUSED: dict[str, tuple[object, ...]] = {
     **{name: neutral for name, neutral in REFUSED.items() if name not in ("echo", "best_of")},
     "max_completion_tokens": (),
     "top_logprobs": (0,),
+    **TOOLS,
+    "include_reasoning": (True,),
 }
 
 IGNORED = frozenset(
@@ -112,11 +114,8 @@ IGNORED = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "cache_control",
-        "parallel_tool_calls",
         "prediction",
         "verbosity",
-        "reasoning_effort",
-        "separate_reasoning",
         "stream_reasoning",
         "stream_interval",
         "truncation_side",

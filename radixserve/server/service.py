@@ -22,10 +22,12 @@ from radixserve.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from radixserve.server.dialect import Dialect
 from radixserve.server.errors import AnswerError
 from radixserve.server.limits import BODY_LIMIT
 from radixserve.server.metrics import Metrics
 from radixserve.server.tally import Tally
+from radixserve.text.parsing.formats import AUTO, choose, reasoning_formats, tool_formats
 from radixserve.tokens import count
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,18 @@ class Settings:
     """Where files and batches are kept; without it there are none."""
     text_threads: int = 4
     """Prompts that are rendered and tokenized at once."""
+    tool_call_parser: str = AUTO
+    """How tool calls are written; auto is what the chat template says, none leaves them in the
+    text."""
+    reasoning_parser: str = AUTO
+    """Likewise of reasoning."""
+
+    def __post_init__(self) -> None:
+        """Raises:
+        ConfigError: there is no parser of such a name.
+        """
+        choose(self.tool_call_parser, tool_formats(), "", "--tool-call-parser")
+        choose(self.reasoning_parser, reasoning_formats(), "", "--reasoning-parser")
 
 
 @dataclass(slots=True)
@@ -66,12 +80,17 @@ class Service:
     metrics: Metrics = field(init=False)
     large_bodies: anyio.CapacityLimiter = field(init=False)
     """One at a time is decoded, so that their memory does not add up."""
+    dialect: Dialect = field(init=False)
     draining: bool = False
     """Whether the server goes down as soon as what runs has ended."""
     _text_work: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.frontend)
+        settings = self.settings
+        self.dialect = Dialect.of(
+            self.frontend.tokenizer, settings.tool_call_parser, settings.reasoning_parser
+        )
         self.large_bodies = anyio.CapacityLimiter(1)
         self._text_work = anyio.CapacityLimiter(self.settings.text_threads)
 

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from radixserve.engine.messages import Usage
-from radixserve.server.wire import PromptTokensDetails, Reuse, UsageObject
+from radixserve.server.wire import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Reuse,
+    UsageObject,
+)
 
 
 @dataclass(slots=True)
@@ -15,6 +20,8 @@ class Tally:
     """The latest counts of each answer, by prompt and index."""
 
     counts: dict[tuple[int, int], Usage] = field(default_factory=dict)
+    reasoning: int = 0
+    """Tokens of all answers that were reasoning."""
 
     def take(self, prompt: int, index: int, usage: Usage) -> None:
         self.counts[prompt, index] = usage
@@ -33,7 +40,13 @@ class Tally:
                 prompts[prompt] = usage
         tokens = sum(usage.prompt_tokens for usage in prompts.values())
         cached = sum(usage.cached_tokens for usage in prompts.values())
-        details = PromptTokensDetails(cached)
         copied = sum(usage.copied_tokens for usage in prompts.values())
         parts = Reuse(cached - copied, copied, tokens - cached) if reuse else UNSET
-        return UsageObject(tokens, completion, tokens + completion, details, parts)
+        return UsageObject(
+            tokens,
+            completion,
+            tokens + completion,
+            PromptTokensDetails(cached),
+            CompletionTokensDetails(min(self.reasoning, completion)),
+            parts,
+        )

@@ -16,6 +16,7 @@ from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model
 from radixserve.server.prompts import packed
 from radixserve.server.service import Service
+from radixserve.server.tools import check_tools
 from radixserve.server.wire import invalid
 from radixserve.tokens import unpack
 
@@ -32,6 +33,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     content: str | None = None
     """llama.cpp's name for ``prompt``."""
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -63,6 +65,8 @@ async def tokenize(request: Request) -> Response:
     check_model(fields.model, service.frontend.card)
     if fields.messages is not None:
         check_messages(fields.messages)
+    if fields.tools is not None:
+        check_tools(fields.tools)
     found = await service.text_work(partial(_tokenize, service, fields))
     unknown = [name for name in raws if name not in TokenizeRequest.__struct_fields__]
     return _json(found, ignored_header(unknown))
@@ -118,6 +122,7 @@ def _text(service: Service, fields: TokenizeRequest) -> tuple[str, str]:
     opened = fields.add_generation_prompt
     return param, service.frontend.tokenizer.render_chat(
         value,
+        tools=fields.tools,
         add_generation_prompt=not continued if opened is None else opened,
         continue_final_message=continued,
         template_kwargs=fields.chat_template_kwargs,

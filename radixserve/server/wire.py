@@ -55,6 +55,12 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -78,11 +84,18 @@ class Reuse(msgspec.Struct, frozen=True):
     computed_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
 class UsageObject(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
     radixserve: Reuse | UnsetType = UNSET
     """Only where ``return_cached_tokens_details`` asks for it."""
 
@@ -112,15 +125,36 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float]]
 
 
+class FunctionCall(msgspec.Struct):
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct):
+    """A call, or a piece of one: then only the first piece has its id, type and name."""
+
+    index: int | UnsetType = UNSET
+    """In a stream."""
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCall = msgspec.field(default_factory=FunctionCall)
+
+
 class Message(msgspec.Struct):
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):

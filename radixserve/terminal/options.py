@@ -87,3 +87,21 @@ BatchedTokens = Annotated[
         show_default="512, on a GPU 8192",
     ),
 ]
+ToolCallParser = Annotated[
+    str,
+    option(
+        "--tool-call-parser",
+        panel=MODEL,
+        help="How the model writes tool calls: auto asks its chat template, none leaves them text.",
+        metavar="NAME",
+    ),
+]
+ReasoningParser = Annotated[
+    str,
+    option(
+        "--reasoning-parser",
+        panel=MODEL,
+        help="How the model marks reasoning: auto, none, or a name.",
+        metavar="NAME",
+    ),
+]

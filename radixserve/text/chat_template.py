@@ -12,6 +12,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from radixserve.errors import InvalidRequestError, ModelError
 
 PROBE = "radixserve-probe"
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "radixserve_probe",
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
+}
 RESERVED = frozenset(
     {
         "add_generation_prompt",
@@ -38,7 +46,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, specials: Mapping[str, str]):
-        self._source = source
+        self.source = source
         self._specials = dict(specials)
         try:
             with_text = self._probe(PROBE)
@@ -52,6 +60,10 @@ class ChatTemplate:
             else with_parts is not None and PROBE in with_parts
         )
         self._needs_parts = self._takes_parts and not takes_text
+        with_tools = self._probe(PROBE, tools=[PROBE_TOOL])
+        self.takes_tools = with_tools is not None and PROBE_TOOL["function"]["name"] in with_tools
+        """Whether the template tells the model of tools."""
+        self._arguments_as_text = self.takes_tools and not self._writes_arguments()
 
     def render(
         self,
@@ -100,17 +112,39 @@ class ChatTemplate:
             ) from error
 
     def _render(self, messages: list[dict[str, Any]], **settings: Any) -> str:
-        texts, _ = render_jinja_template([messages], chat_template=self._source, **settings)
+        texts, _ = render_jinja_template([messages], chat_template=self.source, **settings)
         return str(texts[0])
 
-    def _probe(self, content: str | list[dict[str, str]]) -> str | None:
+    def _writes_arguments(self) -> bool:
+        """Whether the template itself makes JSON of a call's arguments, or the like."""
+        call = {
+            "id": "abcdefghi",
+            "type": "function",
+            "function": {"name": "radixserve_probe", "arguments": {PROBE: 1}},
+        }
+        content: Any = [{"type": "text", "text": PROBE}] if self._needs_parts else PROBE
+        messages = [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            shown = self._render(messages, tools=[PROBE_TOOL], **self._specials)
+        except Exception:
+            return False
+        # Python writes its own objects with other quotes than JSON has.
+        return PROBE in shown and f"'{PROBE}'" not in shown
+
+    def _probe(
+        self, content: str | list[dict[str, str]], tools: list[dict[str, Any]] | None = None
+    ) -> str | None:
         """How the template renders ``content``, or None if it cannot.
 
         Raises:
             TemplateSyntaxError: the template does not compile.
         """
         try:
-            return self._render([{"role": "user", "content": content}], **self._specials)
+            messages = [{"role": "user", "content": content}]
+            return self._render(messages, tools=tools, **self._specials)
         except TemplateSyntaxError:
             raise
         except Exception:
@@ -125,10 +159,24 @@ class ChatTemplate:
         prepared["content"] = self._content(f"{path}.content", prepared.get("content", ""))
         if calls := prepared.pop("tool_calls", None):
             prepared["tool_calls"] = [
-                _with_parsed_arguments(f"{path}.tool_calls.{position}", call)
+                self._with_arguments(f"{path}.tool_calls.{position}", call)
                 for position, call in enumerate(calls)
             ]
-        return prepared
+        return _with_reasoning(prepared)
+
+    def _with_arguments(self, path: str, call: object) -> dict[str, Any]:
+        """The tool call with its arguments as this template takes them: an object, or JSON."""
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(call, dict) or not isinstance(function, dict):
+            raise InvalidRequestError(
+                f"{path}.function must be an object.", param=f"{path}.function"
+            )
+        given = function.get("arguments")
+        arguments = _parsed(f"{path}.function.arguments", given)
+        if self._arguments_as_text:
+            # What the model wrote stays as it was: so the next turn finds the last one cached.
+            arguments = given if given and isinstance(given, str) else json.dumps(arguments)
+        return {**call, "function": {**function, "arguments": arguments}}
 
     def _content(self, path: str, content: object) -> str | list[dict[str, str]]:
         if isinstance(content, str):
@@ -158,18 +206,22 @@ def _part_text(path: str, part: object) -> str:
     return text
 
 
-def _with_parsed_arguments(path: str, call: object) -> dict[str, Any]:
-    """The tool call with its arguments as an object: templates write them out as JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict):
-        raise InvalidRequestError(f"{path}.function must be an object.", param=f"{path}.function")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str) or arguments is None:
-        try:
-            arguments = json.loads(arguments or "{}")
-        except ValueError as error:
-            raise InvalidRequestError(
-                f"{path}.function.arguments is not valid JSON: {error}",
-                param=f"{path}.function.arguments",
-            ) from error
-    return {**call, "function": {**function, "arguments": arguments}}
+def _parsed(path: str, arguments: object) -> object:
+    if not isinstance(arguments, str) and arguments is not None:
+        return arguments
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"{path} is not valid JSON: {error}",
+            param=path,
+        ) from error
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning under every name by which templates ask for it."""
+    reasoning = message.get("reasoning_content", message.get("reasoning"))
+    if not reasoning or message.get("role") != "assistant":
+        return message
+    names = ("reasoning", "reasoning_content", "thinking")
+    return {**dict.fromkeys(names, reasoning), **message}

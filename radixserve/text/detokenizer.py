@@ -34,9 +34,9 @@ class ByteDetokenizer:
 
     __slots__ = ("_decoder", "_hidden", "_pieces", "_strip")
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool, continuation: bool):
+    def __init__(self, vocabulary: Vocabulary, *, hidden: frozenset[int], continuation: bool):
         self._pieces = vocabulary.pieces
-        self._hidden = vocabulary.special if skip_special_tokens else frozenset()
+        self._hidden = hidden
         self._strip = vocabulary.strip_first_space and not continuation
         self._decoder = codecs.getincrementaldecoder("utf-8")(vocabulary.errors)
 

@@ -43,6 +43,7 @@ class Tokenizer:
         self._backend = backend
         self._templates = templates
         self._special = special_ids(backend)
+        self._hidden_beside: dict[tuple[str, ...], frozenset[int]] = {(): self._special}
         self._vocabulary = read_vocabulary(backend)
         self.vocab_size = vocabulary_size(backend)
         """One more than the highest token id."""
@@ -102,6 +103,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return "default" in self._templates
 
+    @property
+    def chat_template_source(self) -> str:
+        """The Jinja text of the model's chat templates; empty if it has none."""
+        return "\n".join(each.source for each in self._templates.values())
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether a chat template tells the model of tools."""
+        return any(each.takes_tools for each in self._templates.values())
+
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> bytes:
         """The tokens of ``text``, int32 packed big-endian.
 
@@ -138,22 +149,34 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, continuation: bool = False
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        continuation: bool = False,
+        markers: tuple[str, ...] = (),
     ) -> Detokenizer:
         """A new detokenizer, for one answer.
 
         Args:
             continuation: The text will be put behind other text, so that the space that some
                 tokenizers put in front of a text is meant when the model generates it.
+            markers: Texts whose special tokens are not skipped.
         """
+        hidden = self._hidden(markers) if skip_special_tokens else frozenset()
         if self._vocabulary is not None:
-            return ByteDetokenizer(
-                self._vocabulary,
-                skip_special_tokens=skip_special_tokens,
-                continuation=continuation,
-            )
-        hidden = self._special if skip_special_tokens else frozenset()
+            return ByteDetokenizer(self._vocabulary, hidden=hidden, continuation=continuation)
         return WindowDetokenizer(self._backend, self.vocab_size, hidden)
+
+    def _hidden(self, markers: tuple[str, ...]) -> frozenset[int]:
+        """The special tokens that are part of none of ``markers``."""
+        if markers not in self._hidden_beside:
+            # Few sets of markers are ever asked for: those of the model's formats.
+            self._hidden_beside[markers] = frozenset(
+                token
+                for token in self._special
+                if not any(self.token_text(token) in marker for marker in markers)
+            )
+        return self._hidden_beside[markers]
 
     def render_chat(
         self,

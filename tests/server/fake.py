@@ -37,6 +37,8 @@ class FakeTokenizer:
 
     vocab_size = 256
     longest_token = 1
+    chat_template_source = ""
+    takes_tools = False
 
     def __init__(self) -> None:
         self.encoded = 0

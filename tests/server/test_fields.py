@@ -37,8 +37,6 @@ def test_completions_refuse_it_too(client: TestClient, name: str):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", []),
-        ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("use_beam_search", True),

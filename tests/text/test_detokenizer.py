@@ -210,3 +210,11 @@ def test_ids_that_the_tokenizer_does_not_have_are_no_text() -> None:
     for backend in (BYTE_LEVEL, SENTENCEPIECE, tiny.wordpiece()):
         detokenizer = tokenizer(backend).detokenizer()
         assert [detokenizer.push(token) for token in (backend.get_vocab_size(), 10**9)] == ["", ""]
+
+
+def test_special_tokens_that_somebody_has_to_see_are_not_skipped() -> None:
+    subject = tokenizer(tiny.byte_level(specials=("<|im_end|>", "<|channel|>", "<|message|>")))
+    markers = ("<|channel|>final<|message|>",)
+    assert stream(subject.detokenizer(markers=markers), [0, 1, 2]) == "<|channel|><|message|>"
+    assert stream(subject.detokenizer(), [0, 1, 2]) == ""
+    assert stream(tokenizer(tiny.wordpiece()).detokenizer(markers=("[SEP]",)), [0, 1]) == "[SEP]"

@@ -1,0 +1,1 @@
+"""Reasoning and tool calls in what models write, as each family of models marks them."""
