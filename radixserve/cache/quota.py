@@ -36,6 +36,8 @@ GRAINS = 256
 
 _DEFAULTS = Terms()
 
+Rank = tuple[int, bool, float, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Quota:
@@ -78,7 +80,7 @@ class Account:
     idle: bool = False
     spare: int = 0
     """Pages of it that others may take, as of when it was last ranked."""
-    rank: tuple[int, bool, float, int] = (0, False, 0.0, 0)
+    rank: Rank | None = None
     """Its place among those who have something to spare; the lowest is taken from first."""
 
 
@@ -90,14 +92,15 @@ class Accounts:
     """
 
     __slots__ = (
-        "_changed",
         "_grain",
         "_lately",
+        "_open",
         "_ranked",
         "_serial",
         "_spare",
         "_tenants",
         "_terms",
+        "changed",
         "pages",
         "public",
         "taken",
@@ -111,17 +114,15 @@ class Accounts:
         self._terms: Mapping[str, Terms] = {}
         self._tenants: dict[str, Account] = {}
         self._serial = 0
-        self._changed: set[Account] = set()
-        """Those that stand in ``_ranked`` as they were, not as they are."""
-        self._ranked: SortedKeyList[Account, tuple[int, bool, float, int]] = SortedKeyList(
-            key=_rank
-        )
+        self.changed: set[Account] = set()
+        """Those that may be ranked as they were, not as they are."""
+        self._ranked: SortedKeyList[Account, Rank] = SortedKeyList(key=_rank)
         self._spare = 0
         self._lately: OrderedDict[Account, None] = OrderedDict()
         """Those that are not idle; whoever has asked for nothing for longest comes first."""
         self.public = Account("", 0, Quota(0, pages, math.inf))
         """The pages of public prefixes, which count as nobody's."""
-        self.of(OPEN)
+        self._open = self.of(OPEN)
 
     def __iter__(self) -> Iterator[Account]:
         yield from self._tenants.values()
@@ -138,7 +139,7 @@ class Accounts:
             self.of(tenant)
         for account in list(self._tenants.values()):
             account.quota = self._quota(account.tenant)
-            self._changed.add(account)
+            self.changed.add(account)
             self.drop(account)
 
     def get(self, tenant: str) -> Account | None:
@@ -162,7 +163,7 @@ class Accounts:
             return
         if self._tenants.get(tenant) is account:
             self._rank(account)
-            self._changed.discard(account)
+            self.changed.discard(account)
             self._lately.pop(account, None)
             del self._tenants[tenant]
 
@@ -173,7 +174,7 @@ class Accounts:
         account.touched = self.taken
         if account.idle:
             account.idle = False
-            self._changed.add(account)
+            self.changed.add(account)
         self._lately[account] = None
         self._lately.move_to_end(account)
 
@@ -181,12 +182,12 @@ class Accounts:
         """It uses so many pages more."""
         account.used += pages
         self.taken += pages
-        self._changed.add(account)
+        self.changed.add(account)
 
     def free(self, account: Account, pages: int) -> None:
         """It uses so many pages less; an account that is empty now is closed."""
         account.used -= pages
-        self._changed.add(account)
+        self.changed.add(account)
         if not account.used:
             self.drop(account)
 
@@ -194,12 +195,7 @@ class Accounts:
         """``target`` uses so many pages in place of ``source``, of which it is no part to begin."""
         source.used -= pages
         target.used += pages
-        self._changed.update((source, target))
-
-    def cool(self, account: Account, pages: int) -> None:
-        """So many pages more of it are cold; fewer where ``pages`` is negative."""
-        account.cold += pages
-        self._changed.add(account)
+        self.changed.update((source, target))
 
     # Whose go first
 
@@ -219,12 +215,19 @@ class Accounts:
         ``spent`` are those of whom no more can be had now. O(log tenants) for each account that
         has changed, O(spent).
         """
+        if len(self._tenants) == 1 and not self.public.used:
+            # The server of one tenant: there is nobody to rank.
+            only = self._open
+            return (only, only.cold) if only.cold and only not in spent else None
         self._settle()
+        if not spent:
+            if not self._ranked:
+                return None
+            first = self._ranked[0]
+            return first, first.spare if len(self._ranked) == 1 else min(first.spare, self._grain)
         among = (account for account in self._ranked if account not in spent)
-        first = next(among, None)
-        if first is None:
-            return None
-        return first, first.spare if next(among, None) is None else min(first.spare, self._grain)
+        other = next(among, None)
+        return None if other is None else (other, min(other.spare, self._grain))
 
     def sound(self) -> bool:
         """Whether everybody stands where they belong. O(tenants log tenants)."""
@@ -236,6 +239,7 @@ class Accounts:
             and len(ranked) == len(set(ranked))
             and all(account.spare == self._to_spare(account) for account in self)
             and all(account.rank == self._place(account) for account in ranked)
+            and all((account.rank is not None) == (account.spare > 0) for account in self)
             and ranked == sorted(ranked, key=_rank)
         )
 
@@ -245,7 +249,7 @@ class Accounts:
         return Quota.of(self._terms.get(tenant, _DEFAULTS), self.pages)
 
     def _settle(self) -> None:
-        while self._lately:
+        while len(self._lately) > 1:  # alone, nobody is kept from anything
             account = next(iter(self._lately))
             if self.taken - account.touched <= IDLE * self.pages:
                 break
@@ -254,19 +258,22 @@ class Accounts:
             else:
                 del self._lately[account]
                 account.idle = True
-                self._changed.add(account)
-        for account in self._changed:
+                self.changed.add(account)
+        for account in self.changed:
             self._rank(account)
-        self._changed.clear()
+        self.changed.clear()
 
     def _rank(self, account: Account) -> None:
-        if account.spare:
+        spare = self._to_spare(account)
+        self._spare += spare - account.spare
+        account.spare = spare
+        place = self._place(account) if spare else None
+        if place == account.rank:
+            return
+        if account.rank is not None:
             self._ranked.remove(account)
-        self._spare -= account.spare
-        account.spare = self._to_spare(account)
-        self._spare += account.spare
-        if account.spare:
-            account.rank = self._place(account)
+        account.rank = place
+        if place is not None:
             self._ranked.add(account)
 
     def _to_spare(self, account: Account) -> int:
@@ -275,12 +282,14 @@ class Accounts:
             return sum(len(leaf.pages) for leaf in account.order.leaves())
         return max(0, min(account.cold, account.used - account.quota.guaranteed))
 
-    def _place(self, account: Account) -> tuple[int, bool, float, int]:
-        quota = account.quota
+    def _place(self, account: Account) -> Rank:
+        """Counted in grains, so that it seldom changes."""
+        quota, grain = account.quota, self._grain
         beyond = max(0, account.used - quota.maximum)
         excess = (account.used - quota.guaranteed) / quota.weight
-        return (-beyond, not account.idle, -excess, account.serial)
+        return (-beyond, not account.idle, -(excess // grain), account.serial)
 
 
-def _rank(account: Account) -> tuple[int, bool, float, int]:
+def _rank(account: Account) -> Rank:
+    assert account.rank is not None, "only who has something to spare is ranked"
     return account.rank

@@ -210,22 +210,28 @@ class RadixTree:
         # A pinned node is not in the eviction order, so its age may change in place.
         node.last_use = max(node.last_use, now)
         gone: list[Node] = []
+        cold = 0
         at: Node | None = node
         while at is not None:
             parent = at.parent or upper(at)
             at.pins -= 1
             if at.pins:
                 self._join(at)
-                return gone
+                break
             if not at.attached:
                 gone.append(at)
                 if parent is not None:  # it may stay, and was in use as long
                     parent.last_use = max(parent.last_use, at.last_use)
                 self._unlink(at)
             else:
-                self._cool(at.account, len(at.pages))
+                cold += len(at.pages)
                 self._settle(at)
+            if cold and (parent is None or parent.account is not at.account):
+                self._cool(at.account, cold)
+                cold = 0
             at = parent
+        if at is not None and cold:
+            self._cool(at.account, cold)
         return gone
 
     # Shrinking
@@ -295,7 +301,8 @@ class RadixTree:
 
     def _cool(self, account: Account, pages: int) -> None:
         self.evictable += pages
-        self.accounts.cool(account, pages)
+        account.cold += pages
+        self.accounts.changed.add(account)
 
     def _settle(self, node: Node) -> None:
         """Put a node that was just unpinned, or lost a child, where it belongs."""
@@ -381,7 +388,7 @@ class RadixTree:
         del self._seams[above]
         if not above.children:
             above.keys = above.children = None
-        self.accounts.cool(above.account, 0)
+        self.accounts.changed.add(above.account)
         self._settle(above)
 
     def _replace(self, parent: Node, old: Node, new: Node) -> None:

@@ -321,7 +321,7 @@ class Simulation:
         if account.used > quota.guaranteed:
             beyond = min(0, quota.maximum - account.used)
             excess = (account.used - quota.guaranteed) / quota.weight
-            place = (0, beyond, not account.idle, -excess, account.serial)
+            place = (0, beyond, not account.idle, -(excess // 1), account.serial)
         return (place, leaf.last_use, -leaf.end, leaf.serial)
 
     # What the operations are made of

@@ -257,7 +257,7 @@ def test_thousands_of_salts_and_tenants_leave_nothing_behind() -> None:
     cache.evict(100)
     assert [account.tenant for account in cache.accounts] == [OPEN, ""]
     assert not cache.tree.roots
-    assert len(cache.accounts._changed) <= 2
+    assert len(cache.accounts.changed) <= 2
     assert len(cache.accounts._lately) <= 2
     cache.check()
 

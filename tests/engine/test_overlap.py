@@ -289,8 +289,8 @@ def test_the_stand_in_notices_tokens_that_are_not_waited_for(caplog: pytest.LogC
 def test_the_stand_in_notices_a_page_that_comes_back_too_early(monkeypatch: pytest.MonkeyPatch):
     give_back = PagePool.give_back
 
-    def at_once(pool: PagePool, pages: Iterable[int], *, unused: bool = False) -> None:
-        give_back(pool, pages, unused=True)
+    def at_once(pool: PagePool, pages: Iterable[int], *, unused: bool = False) -> int:
+        return give_back(pool, pages, unused=True)
 
     monkeypatch.setattr(PagePool, "give_back", at_once)
     errors = set()

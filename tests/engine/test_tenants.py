@@ -8,6 +8,8 @@ import queue
 import signal
 from dataclasses import replace
 
+import pytest
+
 from radixserve.engine.core import EngineCore
 from radixserve.engine.loop import TENANTS_EVERY, EngineLoop
 from radixserve.engine.messages import (
@@ -20,6 +22,7 @@ from radixserve.engine.messages import (
     StepNews,
     Stop,
 )
+from radixserve.errors import LostError
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import Terms
 from radixserve.tokens import pack
@@ -66,6 +69,25 @@ def test_a_public_prefix_is_kept_apart_by_the_format_of_kv():
     assert (answer(core, "a"), answer(core, "b")) == (0, 20)
     [root] = core.cache.tree.roots
     assert b"fp8 1" in root
+
+
+def test_an_engine_that_begins_anew_remembers_what_is_public(monkeypatch: pytest.MonkeyPatch):
+    core = engine()
+    core.set_public([pack(PROMPT[:22])])
+    assert answer(core, "a") == 0
+    evicted = core.cache.evict(3)
+    before = core.scheduler
+
+    def plan(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(before, "plan", plan, raising=False)
+    add(core, "a")
+    with pytest.raises(LostError):
+        core.step()
+    assert core.scheduler is not before
+    assert core.stats().evicted_pages == evicted
+    assert (answer(core, "a"), answer(core, "b")) == (0, 20)
 
 
 def test_the_counts_of_tenants_are_those_of_the_cache():
