@@ -48,8 +48,6 @@ class RadixTree:
         """Those of them that are not pinned."""
         self._serial = 0
 
-    # Finding
-
     def descend(self, root: Node, tokens: Tokens, stop: int) -> tuple[Node, int, Node | None, int]:
         """Follow ``tokens[:stop]`` (bytes, whole blocks) from ``root`` as far as it is known.
         Returns ``(node, at, child, common)``: the last node that matched whole, the bytes matched
@@ -97,8 +95,6 @@ class RadixTree:
     def is_open(self, node: Node) -> bool:
         """Whether ``node`` is an open leaf. O(1)."""
         return len(node.key) < len(node.pages) * self.block
-
-    # Growing
 
     def root(self, namespace: bytes, account: Account) -> Root:
         """A new root for ``namespace``, which has none. O(1)."""
@@ -171,8 +167,6 @@ class RadixTree:
         leaf.last_use = now
         self.pages += len(pages)
 
-    # Pinning
-
     def pin(self, node: Node) -> None:
         """One more reason to keep ``node`` and all above it. O(nodes that were unpinned)."""
         if node.pins:
@@ -233,8 +227,6 @@ class RadixTree:
         if at is not None and cold:
             self._cool(at.account, cold)
         return gone
-
-    # Shrinking
 
     def trim(self, leaf: Node, count: int) -> array[int]:
         """Take up to ``count`` blocks from the end of an unpinned leaf; the leaf goes when none is
