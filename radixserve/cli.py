@@ -29,6 +29,8 @@ from radixserve.terminal.options import (
     MEMORY,
     MODEL,
     SERVER,
+    ApiKeys,
+    AuditLog,
     BatchedTokens,
     DrainTimeout,
     FilesDir,
@@ -38,6 +40,7 @@ from radixserve.terminal.options import (
     QueueTimeout,
     ReasoningParser,
     StepTimeout,
+    Tenants,
     ToolCallParser,
     TorchCompile,
     option,
@@ -45,6 +48,7 @@ from radixserve.terminal.options import (
 from radixserve.terminal.plan import plan
 from radixserve.terminal.probe import probe
 from radixserve.terminal.sizes import byte_size
+from radixserve.terminal.tenants import commands as tenants_commands
 from radixserve.terminal.verify import verify
 
 if TYPE_CHECKING:
@@ -54,6 +58,11 @@ if TYPE_CHECKING:
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULTS = EngineConfig()
+WARNING = (
+    "[bold yellow]Warning:[/] listening on {host} without authentication: whoever reaches this "
+    "port can use the model, and can tell from the time of an answer what others have asked. "
+    "Give --api-key or --tenants."
+)
 
 app = typer.Typer(
     name="radixserve",
@@ -97,6 +106,7 @@ app.command()(chat)
 app.command()(probe)
 app.command()(doctor)
 app.command()(verify)
+app.add_typer(tenants_commands, name="tenants")
 
 
 @app.command()
@@ -260,6 +270,9 @@ def serve(
     files_dir: FilesDir = None,
     tool_call_parser: ToolCallParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
+    tenants: Tenants = None,
+    api_key: ApiKeys = None,
+    audit_log: AuditLog = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -316,6 +329,9 @@ def serve(
             files_dir=files_dir,
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
+            tenants_file=tenants,
+            api_keys=tuple(api_key or ()),
+            audit_log=audit_log,
         )
         run(config, settings, host, port, log_level)
     except (ConfigError, ModelError) as error:
@@ -328,21 +344,21 @@ def run(
     """Load the model and serve it until somebody stops it.
 
     Raises:
-        ConfigError: the settings cannot work, or nobody can listen on ``host`` and ``port``.
+        ConfigError: the settings or the file of tenants cannot work, or nobody can listen on
+            ``host`` and ``port``.
         ModelError: the model cannot be served.
     """
-    from radixserve.server.run import is_loopback, listen, serve_until_stopped
+    from radixserve.server.run import is_loopback, listen, serve_until_stopped, tenants_of
+    from radixserve.server.tenants.audit import Audit
 
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("radixserve").setLevel(log_level.upper())
-    listener = listen(host, port)
-    if not is_loopback(listener.getsockname()[0]):
-        err.print(
-            f"[bold yellow]Warning:[/] listening on {host} without authentication: whoever "
-            "reaches this port can use the model, and can tell from the time of an answer what "
-            "others have asked. Put a proxy with authentication in front of it."
-        )
-    serve_until_stopped(make_frontend(config), listener, settings, announce)
+    tenants = tenants_of(settings)
+    with Audit(settings.audit_log) as audit:
+        listener = listen(host, port)
+        if tenants.roster is None and not is_loopback(listener.getsockname()[0]):
+            err.print(WARNING.format(host=host))
+        serve_until_stopped(make_frontend(config), listener, settings, announce, tenants, audit)
 
 
 def make_frontend(config: EngineConfig) -> Frontend:

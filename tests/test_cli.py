@@ -22,6 +22,7 @@ from radixserve import cli
 from radixserve.config import EngineConfig
 from radixserve.errors import ModelError
 from radixserve.server.run import is_loopback, listen
+from radixserve.tenants.keys import hash_of
 from tests.server.fake import ANSWER
 
 ROOT = Path(__file__).parents[1]
@@ -251,3 +252,68 @@ def test_a_parser_that_does_not_exist_ends_in_one_line_with_those_that_do():
     assert code == 1
     assert "--tool-call-parser 'vicuna' is not known" in errors
     assert "hermes" in errors
+
+
+def test_tenants_are_read_again_on_sighup_and_a_broken_file_changes_nothing(tmp_path: Path):
+    path, log = tmp_path / "tenants.toml", tmp_path / "audit.jsonl"
+    path.write_text(f'[tenants.one]\nkeys = ["{hash_of("first")}"]\n', encoding="utf-8")
+    arguments = ("--port", "0", "--tenants", str(path), "--audit-log", str(log))
+    with running(*arguments) as process:
+        url = line_with(process, "API").split()[-1]
+
+        def status(key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return httpx2.get(f"{url}/models", headers=headers, timeout=HANG).status_code
+
+        assert (status("first"), status("second")) == (200, 401)
+        path.write_text("[tenants.one", encoding="utf-8")
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr is not None
+        told = next(line for line in process.stderr if "stay as they were" in line)
+        assert "line 1" in told
+        assert (status("first"), status("second")) == (200, 401)
+        path.write_text(f'[tenants.one]\nkeys = ["{hash_of("second")}"]\n', encoding="utf-8")
+        process.send_signal(signal.SIGHUP)
+        next(line for line in process.stderr if "1 tenants" in line)
+        assert (status("first"), status("second")) == (401, 200)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=HANG)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    assert len(log.read_text(encoding="utf-8").splitlines()) == 6
+
+
+def test_keys_take_the_warning_away_from_an_address_that_others_reach():
+    arguments = ("--port", "0", "--host", "0.0.0.0", "--api-key", "one", "--api-key", "two")
+    with running(*arguments) as process:
+        url = line_with(process, "API").split()[-1]
+        for key, status in (("one", 200), ("two", 200), ("three", 401)):
+            headers = {"x-api-key": key}
+            assert httpx2.get(f"{url}/models", headers=headers, timeout=HANG).status_code == status
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=HANG)
+    assert "Warning" not in errors
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        ("[tenants.a]\nsheep = 1", ("--tenants", "FILE"), "line 2: tenants.a.sheep: is unknown"),
+        (None, ("--tenants", "FILE"), "No such file"),
+        ("", ("--tenants", "FILE", "--api-key", "x"), "exclude each other"),
+        ("", ("--api-key", "with space"), "printable"),
+        ("", ("--api-key", "x", "--audit-log", "."), "cannot be written"),
+    ],
+)
+def test_tenants_that_cannot_be_are_one_line_before_anything_is_loaded(
+    tmp_path: Path, text: str | None, arguments: tuple[str, ...], words: str
+):
+    path = tmp_path / "FILE"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    given = [str(path) if each == "FILE" else each for each in arguments]
+    code, out, errors = invoke("serve", "--port", "0", *given)
+    assert (code, out) == (1, "")
+    assert words in errors
+    assert errors.count("\n") == 1

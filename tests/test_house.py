@@ -25,11 +25,12 @@ ARROWS = {
     "model": {"attention", "scheduling", "cache", "kernels"},
     "text": set(),
     "engine": {"scheduling", "cache", "model", "text"},
-    "server": {"engine", "text", "scheduling", "cache"},
-    "terminal": {"engine", "text", "model", "scheduling", "cache"},
+    "server": {"engine", "text", "scheduling", "cache", "tenants"},
+    "terminal": {"engine", "text", "model", "scheduling", "cache", "tenants"},
     "cli": {"terminal", "server", "engine"},
     "kernels": set(),
     "prompts": set(),
+    "tenants": set(),
 }
 PURE = ("cache", "scheduling")
 IMPURE = {"torch", "numpy", "asyncio", "time", "datetime", "os", "socket", "threading"}

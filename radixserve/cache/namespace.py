@@ -28,6 +28,8 @@ class Namespace:
     """Epoch of the base weights."""
     kv_format: str | None = None
     """Dtype and scales of the KV pages."""
+    extra: str | None = None
+    """The client's ``extra_key``, which narrows as ``salt`` does."""
 
     def key(self) -> bytes:
         """The namespace as bytes. O(length of the fields)."""
@@ -61,6 +63,14 @@ def on_engine(kv_format: str | None, namespace: bytes) -> bytes:
 @lru_cache(maxsize=8)
 def _format(kv_format: str | None) -> bytes:
     return Namespace(kv_format=kv_format).key()
+
+
+def of_tenant(tenant: str | None, namespace: bytes) -> bytes:
+    """``namespace``, a key that says nothing of a tenant, within what is ``tenant``'s.
+
+    Injective like ``Namespace.key``: the fields come in another order, each with its number.
+    """
+    return Namespace(tenant=tenant).key() + namespace
 
 
 def client_namespace(salt: str | None) -> bytes:

@@ -119,7 +119,7 @@ class Frontend(Protocol):
         """
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
-        """The terms of tenants from now on, also of an engine that is started again."""
+        """The terms of tenants from now on, also of an engine that is started later, or again."""
 
     def set_public(self, prefixes: Sequence[bytes]) -> None:
         """All tenants share these prefixes (int32 big-endian, floored to whole blocks) from now on,

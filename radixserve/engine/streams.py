@@ -200,6 +200,8 @@ class Asking:
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         self._terms = terms
+        if self._stats is None:
+            return  # one that starts later is told then
         with contextlib.suppress(EngineDeadError):  # the next one is told when it has started
             self._streams.send(SetTenants(dict(terms)))
 

@@ -21,6 +21,7 @@ from radixserve.server.parameters import stream_options
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream, event
 from radixserve.server.tally import Tally
+from radixserve.server.tenants.visit import Visit
 from radixserve.server.wire import Completion, GenerationFields
 
 FINGERPRINT = f"radixserve-{radixserve.__version__}"
@@ -109,17 +110,17 @@ async def respond(
 ) -> Response:
     """Generate answers to ``prompts`` and send them as the client asked for them."""
     service: Service = request.app.state.service
-    tally: Tally = request.state.tally
+    visit: Visit = request.state.visit
     names = [*ignored, *envelope.ignored]
     if prompts[0].priority and not service.settings.priorities:
         names.append("priority")
     headers = ignored_header(names)
-    deltas = service.answers(prompts, tally)
+    deltas = service.answers(prompts, visit)
     if envelope.stream:
-        events = envelope.events(shape.chunks(deltas), tally)
+        events = envelope.events(shape.chunks(deltas), visit.tally)
         return EventStream(events, service.settings, headers)
     choices = await until_gone(request.receive, shape.whole(deltas))
-    body = msgspec.json.encode(envelope.whole(choices, tally))
+    body = msgspec.json.encode(envelope.whole(choices, visit.tally))
     return Response(body, headers=headers, media_type="application/json")
 
 

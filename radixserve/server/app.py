@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from radixserve.engine.frontend import Frontend
 from radixserve.errors import RadixServeError
@@ -20,7 +22,7 @@ from radixserve.server.batches.files import (
 )
 from radixserve.server.batches.routes import cancel_batch, create_batch, get_batch, list_batches
 from radixserve.server.batches.running import keep_batches, working
-from radixserve.server.cache import cache_stats, reset_prefix_cache
+from radixserve.server.cache import cache_stats, purge_tenant, reset_prefix_cache
 from radixserve.server.chat import chat_completions
 from radixserve.server.completions import completions
 from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_with_error
@@ -31,48 +33,103 @@ from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
 from radixserve.server.openapi import openapi
 from radixserve.server.page import files, page
-from radixserve.server.request_id import CLIENT_GONE, RequestId
+from radixserve.server.request_id import RequestId
 from radixserve.server.service import Service, Settings
+from radixserve.server.tally import CLIENT_GONE
+from radixserve.server.tenants import admin
+from radixserve.server.tenants.audit import Audit
+from radixserve.server.tenants.auth import Access, Authentication
+from radixserve.server.tenants.registry import Registry
+from radixserve.server.tenants.visit import Need
 from radixserve.server.tokenize import detokenize, tokenize
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starlette:
+
+def _get(path: str, endpoint: Endpoint, need: Need) -> Route:
+    return _route(path, endpoint, need, "GET")
+
+
+def _post(path: str, endpoint: Endpoint, need: Need) -> Route:
+    return _route(path, endpoint, need, "POST")
+
+
+def _route(path: str, endpoint: Endpoint, need: Need, method: str) -> Route:
+    """A route for those who have ``need``."""
+    return Route(path, endpoint, methods=[method], middleware=[Middleware(Access, need)])
+
+
+def _limited(path: str, endpoint: Endpoint, need: Need) -> Route:
+    """A route whose requests cost something, and count against the limits of tenants."""
+    access = Middleware(Access, need, limited=True)
+    return Route(path, endpoint, methods=["POST"], middleware=[access])
+
+
+OPEN: list[BaseRoute] = [
+    Route("/health", health),
+    Route("/ping", health, methods=["GET", "POST"]),
+    Route("/ready", health),
+    Route("/version", version),
+    # Files, which a browser loads before anybody has typed a key into them.
+    Route("/", page),
+    Mount("/web", files()),
+]
+"""What needs no key."""
+TENANTS: list[BaseRoute] = [
+    _limited("/v1/chat/completions", chat_completions, "chat"),
+    _limited("/v1/completions", completions, "completions"),
+    _limited("/generate", generate, "completions"),
+    _limited("/tokenize", tokenize, "tokenize"),
+    _limited("/detokenize", detokenize, "tokenize"),
+    _get("/v1/models", list_models, "models"),
+    _get("/v1/models/{name:path}", get_model, "models"),
+    _get("/get_model_info", model_info, "models"),
+    _get("/openapi.json", openapi, "models"),
+    _post("/v1/files", upload_file, "batches"),
+    _get("/v1/files", list_files, "batches"),
+    _get("/v1/files/{id}", get_file, "batches"),
+    _route("/v1/files/{id}", delete_file, "batches", "DELETE"),
+    _get("/v1/files/{id}/content", get_content, "batches"),
+    _post("/v1/batches", create_batch, "batches"),
+    _get("/v1/batches", list_batches, "batches"),
+    _get("/v1/batches/{id}", get_batch, "batches"),
+    _post("/v1/batches/{id}/cancel", cancel_batch, "batches"),
+    _get("/v1/cache/stats", cache_stats, "cache"),
+    _route("/v1/cache/tenants/{tenant}", purge_tenant, "cache", "DELETE"),
+]
+NUMBERS: list[BaseRoute] = [
+    _get("/metrics", metrics, "metrics"),
+    _get("/load", load, "metrics"),
+    _get("/server_info", server_info, "metrics"),
+    _get("/get_server_info", server_info, "metrics"),
+]
+"""What tells of all tenants together."""
+ADMIN: list[BaseRoute] = [
+    _post("/reset_prefix_cache", reset_prefix_cache, "admin"),
+    _post("/flush_cache", reset_prefix_cache, "admin"),
+    _get("/v1/admin/tenants", admin.list_tenants, "admin"),
+    _route("/v1/admin/tenants/{tenant}", admin.put_tenant, "admin", "PUT"),
+    _post("/v1/admin/reload", admin.reload_tenants, "admin"),
+    _get("/v1/admin/usage", admin.usage, "admin"),
+]
+
+
+def create_app(
+    frontend: Frontend,
+    *,
+    settings: Settings | None = None,
+    tenants: Registry | None = None,
+    audit: Audit | None = None,
+) -> Starlette:
     """The application that serves ``frontend``, which whoever calls this starts and stops."""
+    service = Service(frontend, settings or Settings(), tenants or Registry(), audit or Audit())
     app = Starlette(
-        routes=[
-            Route("/", page),
-            Mount("/web", files()),
-            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/models", list_models),
-            Route("/v1/models/{name:path}", get_model),
-            Route("/health", health),
-            Route("/ping", health, methods=["GET", "POST"]),
-            Route("/ready", health),
-            Route("/version", version),
-            Route("/server_info", server_info),
-            Route("/get_server_info", server_info),
-            Route("/get_model_info", model_info),
-            Route("/load", load),
-            Route("/generate", generate, methods=["POST"]),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/detokenize", detokenize, methods=["POST"]),
-            Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
-            Route("/v1/files", upload_file, methods=["POST"]),
-            Route("/v1/files", list_files),
-            Route("/v1/files/{id}", get_file),
-            Route("/v1/files/{id}", delete_file, methods=["DELETE"]),
-            Route("/v1/files/{id}/content", get_content),
-            Route("/v1/batches", create_batch, methods=["POST"]),
-            Route("/v1/batches", list_batches),
-            Route("/v1/batches/{id}", get_batch),
-            Route("/v1/batches/{id}/cancel", cancel_batch, methods=["POST"]),
-            Route("/flush_cache", reset_prefix_cache, methods=["POST"]),
-            Route("/v1/cache/stats", cache_stats),
-            Route("/openapi.json", openapi),
-            Route("/metrics", metrics),
+        routes=[*OPEN, *TENANTS, *NUMBERS, *ADMIN],
+        middleware=[
+            Middleware(RequestId),
+            Middleware(Authentication, service, OPEN),
+            Middleware(CatchAll),
         ],
-        middleware=[Middleware(RequestId), Middleware(CatchAll)],
         lifespan=working,
         exception_handlers={
             ApiError: answer_with_error,
@@ -83,8 +140,8 @@ def create_app(frontend: Frontend, *, settings: Settings | None = None) -> Starl
         },
     )
     app.router.redirect_slashes = False
-    app.state.service = Service(frontend, settings or Settings())
-    keep_batches(app, app.state.service)
+    app.state.service = service
+    keep_batches(app, service)
     return app
 
 

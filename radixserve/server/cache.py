@@ -2,48 +2,77 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixserve.engine.messages import EngineStats
+from radixserve.server.errors import ApiError
 from radixserve.server.service import Service
+from radixserve.server.tenants.meter import Meter
+from radixserve.server.tenants.visit import Visit, forbidden
+
+SELF = "self"
 
 
 async def cache_stats(request: Request) -> Response:
     """What the cache is, what it holds and what it has been good for, as of the last step.
 
     ``reuse`` is None before the first prompt. Prompt tokens count once a request, however often it
-    was preempted.
+    was preempted. A tenant is told what it has used itself: how full the cache is tells of others.
     """
     service: Service = request.app.state.service
-    card, stats = service.frontend.card, service.frontend.stats()
+    visit: Visit = request.state.visit
+    card = service.frontend.card
+    facts = {
+        "prefix_cache": card.prefix_cache,
+        "page_size": card.page_size,
+        "kv_cache_dtype": card.kv_cache_dtype,
+    }
+    own = not visit.may("metrics")
+    return JSONResponse(facts | (_own(visit.meter) if own else _all(service.frontend.stats())))
+
+
+def _all(stats: EngineStats) -> dict[str, Any]:
     asked, cached = stats.prompt_tokens, stats.cached_tokens
-    return JSONResponse(
-        {
-            "prefix_cache": card.prefix_cache,
-            "page_size": card.page_size,
-            "kv_cache_dtype": card.kv_cache_dtype,
-            "pages": {
-                "total": stats.pages_total,
-                "free": stats.pages_free,
-                "cached": stats.pages_evictable,
-                "in_use": stats.pages_total - stats.pages_free - stats.pages_evictable,
-                "evicted": stats.evicted_pages,
-            },
-            "tokens": {
-                "prompt": asked,
-                "cached": cached,
-                "computed": stats.computed_tokens,
-                "generated": stats.generated_tokens,
-            },
-            "reuse": cached / asked if asked else None,
-            "nodes": stats.radix_nodes,
-            "requests": {
-                "running": stats.running,
-                "waiting": stats.waiting,
-                "preemptions": stats.preemptions,
-            },
-        }
-    )
+    return {
+        "pages": {
+            "total": stats.pages_total,
+            "free": stats.pages_free,
+            "cached": stats.pages_evictable,
+            "in_use": stats.pages_total - stats.pages_free - stats.pages_evictable,
+            "evicted": stats.evicted_pages,
+        },
+        "tokens": {
+            "prompt": asked,
+            "cached": cached,
+            "computed": stats.computed_tokens,
+            "generated": stats.generated_tokens,
+        },
+        "reuse": cached / asked if asked else None,
+        "nodes": stats.radix_nodes,
+        "requests": {
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "preemptions": stats.preemptions,
+        },
+    }
+
+
+def _own(meter: Meter) -> dict[str, Any]:
+    totals = meter.totals
+    asked, cached = totals.prompt_tokens, totals.cached_tokens
+    return {
+        "tokens": {
+            "prompt": asked,
+            "cached": cached,
+            "computed": asked - cached,
+            "generated": totals.completion_tokens,
+        },
+        "reuse": cached / asked if asked else None,
+        "requests": {"running": meter.running},
+    }
 
 
 async def reset_prefix_cache(request: Request) -> Response:
@@ -52,3 +81,24 @@ async def reset_prefix_cache(request: Request) -> Response:
     service: Service = request.app.state.service
     purge = await service.frontend.reset_prefix_cache()
     return JSONResponse({"success": True, "dropped_pages": purge.dropped, "held_pages": purge.held})
+
+
+async def purge_tenant(request: Request) -> Response:
+    """Forgets all of one tenant; a tenant may forget its own, which it may also call ``self``."""
+    service: Service = request.app.state.service
+    visit: Visit = request.state.visit
+    own, name = visit.tenant.name, request.path_params["tenant"]
+    if name == SELF:
+        name = own
+    elif name != own:
+        if not visit.tenant.admin:
+            raise forbidden("Only an administrator may forget what others have cached.")
+        if name not in service.tenants.tenants:
+            raise ApiError(
+                status=404,
+                message=f"There is no tenant {name[:64]!r}.",
+                code="tenant_not_found",
+            )
+    purge = await service.frontend.reset_prefix_cache(name)
+    pages = {"dropped_pages": purge.dropped, "held_pages": purge.held}
+    return JSONResponse({"success": True, "tenant": name, **pages})

@@ -55,7 +55,6 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "lora_path": (),
     "lora_id": (),
     "suffix": ("",),
-    "extra_key": (),
     # how to choose the tokens
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
@@ -87,7 +86,6 @@ HINTS = {
     "function_call": "Use tool_choice.",
     "suffix": "Put what follows into the prompt, in the model's own fill-in-the-middle format.",
     "chat_template": "Templates are programs; start the server with --chat-template FILE.",
-    "extra_key": "Use cache_salt.",
     "no_stop_trim": "Use include_stop_str_in_output.",
     "max_completion_tokens": "Use max_tokens.",
     "top_logprobs": "Use logprobs, a number.",

@@ -99,7 +99,7 @@ async def generate(request: Request) -> Response:
         for index, prompt in enumerate(tokens)
     ]
     answers = Answers(identity, prompts, logprobs=bool(fields.return_logprob))
-    deltas = service.answers(prompts, request.state.tally)
+    deltas = service.answers(prompts, request.state.visit)
     headers = ignored_header(ignored)
     several = ("text" not in sent and "input_ids" not in sent) or draft.n > 1
     if fields.stream:
@@ -251,7 +251,8 @@ def _draft(
         ignore_eos=chosen.ignore_eos,
         skip_special_tokens=chosen.skip_special_tokens,
         priority=fields.priority,
-        cache_salt=fields.cache_salt if fields.cache_salt is not None else fields.extra_key,
+        cache_salt=fields.cache_salt,
+        extra_key=fields.extra_key,
     )
     length = chosen.max_new_tokens
     sampling = sampling_params(

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from radixserve.engine.frontend import Frontend, TextDelta
 from radixserve.engine.messages import EngineStats
+from radixserve.server.tenants.metrics import TenantMetrics
 
 PREFIX = "radixserve:"
 Buckets = tuple[float, ...]
@@ -92,9 +93,10 @@ class EngineCollector:
 
 
 class Metrics:
-    """Everything that ``/metrics`` shows. The only label is the served model's name."""
+    """Everything that ``/metrics`` shows. Labels are the served model's name, and a tenant's."""
 
-    def __init__(self, frontend: Frontend):
+    def __init__(self, frontend: Frontend, tenants: Callable[[], Iterable[str]]):
+        """``tenants`` says the names of those that may have labels of their own."""
         self._frontend = frontend
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(frontend))
@@ -109,9 +111,10 @@ class Metrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        self.tenants = TenantMetrics(self.registry, tenants)
 
-    def request(self) -> RequestTimer:
-        return RequestTimer(self, self._frontend.card.name)
+    def request(self, tenant: str) -> RequestTimer:
+        return RequestTimer(self, self._frontend.card.name, tenant)
 
     def _histogram(self, name: str, buckets: Buckets) -> Histogram:
         words = name.replace("_", " ").capitalize()
@@ -123,9 +126,10 @@ class Metrics:
 class RequestTimer:
     """Observes one prompt's answers from the moment it is made."""
 
-    def __init__(self, metrics: Metrics, model: str):
+    def __init__(self, metrics: Metrics, model: str, tenant: str):
         self._metrics = metrics
         self._model = model
+        self._tenant = tenant
         self._start = perf_counter()
         self._last: dict[int, float] = {}
 
@@ -137,6 +141,7 @@ class RequestTimer:
                 self._metrics.between_tokens.labels(self._model).observe(gap)
             elif not self._last:
                 self._metrics.first_token.labels(self._model).observe(now - self._start)
+                self._metrics.tenants.began(self._model, self._tenant, now - self._start)
             self._last[delta.index] = now
         if delta.finish is not None:
             self._metrics.finished.labels(self._model, delta.finish).inc()

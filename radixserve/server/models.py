@@ -9,6 +9,7 @@ from starlette.responses import Response
 from radixserve.engine.frontend import ModelCard
 from radixserve.server.parameters import model_not_found
 from radixserve.server.service import Service
+from radixserve.server.tenants.visit import Visit
 
 
 class ModelObject(msgspec.Struct, frozen=True):
@@ -28,13 +29,15 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 async def list_models(request: Request) -> Response:
-    return _json(ModelList([_model(_card(request))]))
+    """Those that the tenant may use."""
+    card = _card(request)
+    return _json(ModelList([_model(card)] if _mine(request, card) else []))
 
 
 async def get_model(request: Request) -> Response:
     card = _card(request)
     name = request.path_params["name"]
-    if name != card.name:
+    if name != card.name or not _mine(request, card):
         raise model_not_found(name, card)
     return _json(_model(card))
 
@@ -42,6 +45,11 @@ async def get_model(request: Request) -> Response:
 def _card(request: Request) -> ModelCard:
     service: Service = request.app.state.service
     return service.frontend.card
+
+
+def _mine(request: Request, card: ModelCard) -> bool:
+    visit: Visit = request.state.visit
+    return visit.tenant.may_use(card.name)
 
 
 def _model(card: ModelCard) -> ModelObject:

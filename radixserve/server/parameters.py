@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 
-from radixserve.cache.namespace import client_namespace
+from radixserve.cache.namespace import Namespace
 from radixserve.engine.frontend import ModelCard, TextRequest
 from radixserve.engine.messages import CacheMode
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.server.errors import ApiError
 from radixserve.server.wire import GenerationFields, invalid
+from radixserve.tenants.file import PRIORITIES
 
 MAX_N = 128
 MAX_ANSWERS = 256
 """To all prompts of a request together."""
 MAX_STOPS = 4
 PRIORITY_HEADER = "x-radixserve-priority"
-PRIORITIES = {"high": -1, "normal": 0, "low": 1}
 LARGEST_PRIORITY = 2**31 - 1
 LONGEST_TIMEOUT = 86_400.0
 """Seconds."""
@@ -121,15 +121,15 @@ def _answers_wanted(fields: GenerationFields, prompts: int, most: int) -> int:
 
 
 def _namespace(fields: GenerationFields) -> bytes:
-    """What may share the cache with this request.
+    """What of its tenant's cache may be shared with this request.
 
     Raises:
-        ApiError: 400, ``cache_salt`` is empty or too long.
+        ApiError: 400, ``cache_salt`` or ``extra_key`` is empty or too long.
     """
-    salt = fields.cache_salt
-    if salt is not None and not 1 <= len(salt.encode()) <= MAX_SALT:
-        raise invalid("cache_salt", f"cache_salt must have 1 to {MAX_SALT} bytes")
-    return client_namespace(salt)
+    for name, value in (("cache_salt", fields.cache_salt), ("extra_key", fields.extra_key)):
+        if value is not None and not 1 <= len(value.encode()) <= MAX_SALT:
+            raise invalid(name, f"{name} must have 1 to {MAX_SALT} bytes")
+    return Namespace(salt=fields.cache_salt, extra=fields.extra_key).key()
 
 
 def _priority(fields: GenerationFields, headers: Headers) -> int:

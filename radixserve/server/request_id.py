@@ -10,13 +10,12 @@ from time import perf_counter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixserve.server.tally import Tally
+from radixserve.server.tally import CLIENT_GONE, Tally
 
 log = logging.getLogger("radixserve.access")
 
 HEADER = "x-request-id"
 SANE = re.compile(r"[\x20-\x7e]{1,128}")
-CLIENT_GONE = 499
 LONGEST_PATH = 100
 
 
@@ -36,32 +35,32 @@ class RequestId:
             return
         sent = Headers(scope=scope).get(HEADER, "").strip()
         identity = sent if SANE.fullmatch(sent) else f"req-{uuid.uuid4().hex}"
-        tally = scope.setdefault("state", {})["tally"] = Tally()
-        status, complete = CLIENT_GONE, False
+        tally = Tally()
+        scope.setdefault("state", {}).update(tally=tally, request_id=identity)
+        status = CLIENT_GONE
         started = perf_counter()
 
         async def marked(message: Message) -> None:
-            nonlocal status, complete
+            nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)[HEADER] = identity
             elif not message.get("more_body", False):
-                complete = True
+                tally.status = status
             await send(message)
 
         try:
             await self.app(scope, receive, marked)
         finally:
             usage = tally.usage()
-            shown = status if complete else CLIENT_GONE
             # Whoever polls /health and /metrics would fill the log.
-            quiet = scope["method"] == "GET" and shown < 400
+            quiet = scope["method"] == "GET" and tally.status < 400
             log.log(
                 logging.DEBUG if quiet else logging.INFO,
                 "%s %s %s prompt=%d cached=%d completion=%d %.3fs id=%s",
                 scope["method"],
                 scope["path"][:LONGEST_PATH].encode("unicode_escape").decode(),
-                shown,
+                tally.status,
                 usage.prompt_tokens,
                 usage.prompt_tokens_details.cached_tokens,
                 usage.completion_tokens,

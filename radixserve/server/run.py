@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,11 @@ from radixserve.errors import ConfigError
 from radixserve.server.app import create_app
 from radixserve.server.protocol import BoundedProtocol
 from radixserve.server.service import Service, Settings
+from radixserve.server.tenants.audit import Audit
+from radixserve.server.tenants.registry import Registry
+from radixserve.tenants.file import Roster
+
+log = logging.getLogger(__name__)
 
 LAST_SECONDS = 1
 """For what is left after draining: to be told that the server goes down."""
@@ -54,13 +60,33 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
+def tenants_of(settings: Settings) -> Registry:
+    """The tenants of a file, or one that has the keys; without either the server is open.
+
+    Raises:
+        ConfigError: both are given, or one of them is wrong.
+    """
+    path, keys = settings.tenants_file, settings.api_keys
+    if path is not None and keys:
+        raise ConfigError("--tenants and --api-key exclude each other: put the keys into the file.")
+    if path is not None:
+        return Registry.from_file(path)
+    return Registry(Roster.of_keys(keys)) if keys else Registry()
+
+
 def serve_until_stopped(
-    frontend: Frontend, listener: socket.socket, settings: Settings, announce: Announce
+    frontend: Frontend,
+    listener: socket.socket,
+    settings: Settings,
+    announce: Announce,
+    tenants: Registry | None = None,
+    audit: Audit | None = None,
 ) -> None:
     """Start the engine and serve it until SIGINT or SIGTERM.
 
     From then on new requests are refused with 503, and those that run get
-    ``settings.drain_timeout`` seconds to finish. A second signal does not wait.
+    ``settings.drain_timeout`` seconds to finish. A second signal does not wait. SIGHUP reads the
+    file of tenants again, if they come from one.
 
     Raises:
         ConfigError: the settings cannot work, or the port was taken meanwhile.
@@ -70,13 +96,21 @@ def serve_until_stopped(
         signal.signal(each, _leave_at_once)
     factory = uvicorn.Config(create_app, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_serve(frontend, listener, settings, announce))
+        runner.run(_serve(frontend, listener, settings, announce, tenants or Registry(), audit))
 
 
 async def _serve(
-    frontend: Frontend, listener: socket.socket, settings: Settings, announce: Announce
+    frontend: Frontend,
+    listener: socket.socket,
+    settings: Settings,
+    announce: Announce,
+    tenants: Registry,
+    audit: Audit | None,
 ) -> None:
-    app = create_app(frontend, settings=settings)
+    app = create_app(frontend, settings=settings, tenants=tenants, audit=audit)
+    if tenants.path is not None:
+        reloader = Reloader(tenants)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.start)
     await frontend.start()
     try:
         server = Server(
@@ -137,6 +171,25 @@ class Server(uvicorn.Server):
         while self.server_state.tasks and self._loop.time() < deadline:
             await asyncio.sleep(DRAIN_TICK)
         self.should_exit = True
+
+
+class Reloader:
+    """Reads the file of tenants again whenever it is told to, from a signal's handler."""
+
+    def __init__(self, tenants: Registry):
+        self._tenants = tenants
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        task = asyncio.create_task(self._reload())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reload(self) -> None:
+        try:
+            await self._tenants.reload()
+        except ConfigError as error:
+            log.error("the tenants stay as they were: %s", error)
 
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:

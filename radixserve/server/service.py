@@ -27,6 +27,9 @@ from radixserve.server.errors import AnswerError
 from radixserve.server.limits import BODY_LIMIT
 from radixserve.server.metrics import Metrics
 from radixserve.server.tally import Tally
+from radixserve.server.tenants.audit import Audit
+from radixserve.server.tenants.registry import Registry
+from radixserve.server.tenants.visit import Visit
 from radixserve.text.parsing.formats import AUTO, choose, reasoning_formats, tool_formats
 from radixserve.tokens import count
 
@@ -55,6 +58,12 @@ class Settings:
     """How long what runs may go on once the server is told to end."""
     files_dir: Path | None = None
     """Where files and batches are kept; without it there are none."""
+    tenants_file: Path | None = None
+    """Who may use the server; without it, and without keys, everybody may."""
+    api_keys: tuple[str, ...] = ()
+    """In place of such a file: of whoever may do everything."""
+    audit_log: Path | None = None
+    """Where a line is written for each request."""
     text_threads: int = 4
     """Prompts that are rendered and tokenized at once."""
     tool_call_parser: str = AUTO
@@ -77,22 +86,31 @@ class Service:
 
     frontend: Frontend
     settings: Settings
+    tenants: Registry = field(default_factory=Registry)
+    audit: Audit = field(default_factory=Audit)
     metrics: Metrics = field(init=False)
     large_bodies: anyio.CapacityLimiter = field(init=False)
     """One at a time is decoded, so that their memory does not add up."""
-    dialect: Dialect = field(init=False)
     draining: bool = False
     """Whether the server goes down as soon as what runs has ended."""
     _text_work: anyio.CapacityLimiter = field(init=False)
+    _dialect: Dialect | None = None
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.frontend)
-        settings = self.settings
-        self.dialect = Dialect.of(
-            self.frontend.tokenizer, settings.tool_call_parser, settings.reasoning_parser
-        )
+        self.metrics = Metrics(self.frontend, lambda: self.tenants.tenants)
+        self.tenants.serve(self.frontend)
         self.large_bodies = anyio.CapacityLimiter(1)
         self._text_work = anyio.CapacityLimiter(self.settings.text_threads)
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes tool calls and reasoning: known once it is loaded."""
+        if self._dialect is None:
+            settings = self.settings
+            self._dialect = Dialect.of(
+                self.frontend.tokenizer, settings.tool_call_parser, settings.reasoning_parser
+            )
+        return self._dialect
 
     def check_load(self) -> None:
         """Refuse early when the queue is full, or nothing new is taken any more.
@@ -139,15 +157,18 @@ class Service:
         if tokens >= limit:
             raise ContextLengthError(tokens, limit, param=param, at_least=at_least)
 
-    async def answers(self, requests: Sequence[TextRequest], tally: Tally) -> Deltas:
+    async def answers(self, requests: Sequence[TextRequest], visit: Visit) -> Deltas:
         """News of all ``requests``, which run at the same time. Closing it aborts what is left.
 
-        Where the time is over for some before they have begun, and others have, these end empty.
+        Nothing is generated but through here, and here for the tenant that ``visit`` is of. Where
+        the time is over for some before they have begun, and others have, these end empty.
 
         Raises:
+            ApiError: the tenant may not use the model, or not now.
             AnswerError: one answer failed; the others are aborted.
             RadixServeError: what ``Frontend.generate`` raises.
         """
+        requests, tally = visit.admit(requests, self.frontend.card), visit.tally
         if len(requests) == 1:
             async with aclosing(self._answer(0, requests[0], tally)) as deltas:
                 async for delta in deltas:
@@ -190,7 +211,7 @@ class Service:
                 yield prompt, end
 
     async def _answer(self, prompt: int, request: TextRequest, tally: Tally) -> Deltas:
-        timer = self.metrics.request()
+        timer = self.metrics.request(request.tenant)
         unfinished = request.n
         reason = "abort"  # unless we learn better, the client has gone
         try:

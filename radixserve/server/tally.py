@@ -14,14 +14,17 @@ from radixserve.server.wire import (
     UsageObject,
 )
 
+CLIENT_GONE = 499
+
 
 @dataclass(slots=True)
 class Tally:
-    """The latest counts of each answer, by prompt and index."""
-
     counts: dict[tuple[int, int], Usage] = field(default_factory=dict)
+    """The latest ones of each answer, by prompt and index."""
     reasoning: int = 0
     """Tokens of all answers that were reasoning."""
+    status: int = CLIENT_GONE
+    """Of the answer, once all of it has been sent."""
 
     def take(self, prompt: int, index: int, usage: Usage) -> None:
         self.counts[prompt, index] = usage

@@ -42,6 +42,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     cache: CacheFields | None = None
     timeout: float | None = None
     return_cached_tokens_details: bool | None = None

@@ -111,6 +111,17 @@ class Client:
             raise self._foreign(response) from None
         return [model.id for model in listed.data or ()]
 
+    def ask(self, path: str) -> Any:
+        """What a GET of ``path``, below the server's address, answers in JSON."""
+        with self._explained():
+            response = self._http.get(f"{self.url}/{path}", timeout=MODELS_SECONDS)
+        if response.status_code != 200:
+            self._refuse(response)
+        try:
+            return msgspec.json.decode(response.content)
+        except msgspec.DecodeError:
+            raise self._foreign(response) from None
+
     def stream(
         self,
         messages: list[Message],

@@ -32,6 +32,33 @@ DrainTimeout = Annotated[
         min=0,
     ),
 ]
+Tenants = Annotated[
+    Path | None,
+    option(
+        "--tenants",
+        panel=SERVER,
+        help="TOML: who may use the server, how much, and with which keys (radixserve tenants).",
+        metavar="FILE",
+    ),
+]
+ApiKeys = Annotated[
+    list[str] | None,
+    option(
+        "--api-key",
+        panel=SERVER,
+        help="A key that every request has to bring; may be given more than once.",
+        metavar="KEY",
+    ),
+]
+AuditLog = Annotated[
+    Path | None,
+    option(
+        "--audit-log",
+        panel=SERVER,
+        help="A JSON line for each request: who, what, how much. No prompt, no key.",
+        metavar="FILE",
+    ),
+]
 TorchCompile = Annotated[
     bool,
     option(

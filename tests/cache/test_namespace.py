@@ -16,7 +16,7 @@ NAMES = [field.name for field in fields(Namespace)]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_field_keeps_apart(name: str) -> None:
-    base = Namespace(tenant="t", salt="s", adapter="a", weights="w", kv_format="k")
+    base = Namespace(tenant="t", salt="s", adapter="a", weights="w", kv_format="k", extra="e")
     others = [replace(base, **{name: value}) for value in (None, "", "x")]
     assert len({base.key(), *(other.key() for other in others)}) == 4
 

@@ -97,6 +97,9 @@ class FakeFrontend:
         """Released once for each request that has come."""
         self.aborted = threading.Semaphore(0)
         """Released once for each request that was aborted."""
+        self.terms: dict[str, Terms] = {}
+        self.purged: list[str | None] = []
+        """The tenants whose caches were to be forgotten; None is everybody's."""
         self._hold_after: int | None = None
         self._gate: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,6 +126,7 @@ class FakeFrontend:
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         if self.refuse is not None:
             raise self.refuse
+        self.purged.append(tenant)
         self._seen.clear()
         return Purge(dropped=12, held=3)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from starlette.applications import Starlette
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
+from radixserve.server.tenants.audit import Audit
+from radixserve.server.tenants.registry import Registry
 from tests.engine.saying import SayingModel
 from tests.engine.test_async_llm import idle, running
 from tests.server.asking import events
@@ -35,8 +37,11 @@ class Stack:
         headers = {"content-type": "application/json"}
         return await self.client.post(path, content=body, headers=headers)
 
-    async def ask(self, path: str = COMPLETIONS, **fields: Any) -> httpx2.Response:
-        return await self.client.post(path, json=fields)
+    async def ask(
+        self, path: str = COMPLETIONS, *, key: str | None = None, **fields: Any
+    ) -> httpx2.Response:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return await self.client.post(path, json=fields, headers=headers)
 
     async def settle(self) -> None:
         """Wait until nothing runs, and see that every page is free or cold."""
@@ -54,13 +59,21 @@ class Stack:
 
 @asynccontextmanager
 async def stack(
-    directory: Path, *, server: Settings | None = None, **settings: object
+    directory: Path,
+    *,
+    server: Settings | None = None,
+    tenants: Registry | None = None,
+    audit: Audit | None = None,
+    **settings: object,
 ) -> AsyncIterator[Stack]:
     """``settings`` are the engine's."""
     async with running(directory, **settings) as (engine, model, _):
-        app = create_app(engine, settings=server)
+        app = create_app(engine, settings=server, tenants=tenants, audit=audit)
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://here") as client,
+        ):
             yield Stack(engine, model, app, client)
 
 
@@ -84,7 +97,14 @@ def cached(response: httpx2.Response) -> int:
     return int(usage(response)["prompt_tokens_details"]["cached_tokens"])
 
 
-async def leave(app: Starlette, path: str, gone: asyncio.Event, **fields: Any) -> None:
+async def leave(
+    app: Starlette,
+    path: str,
+    gone: asyncio.Event,
+    *,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    **fields: Any,
+) -> None:
     """Ask, and hang up as soon as ``gone`` is set."""
     body = [{"type": "http.request", "body": json.dumps(fields).encode(), "more_body": False}]
 
@@ -103,6 +123,6 @@ async def leave(app: Starlette, path: str, gone: asyncio.Event, **fields: Any) -
         "method": "POST",
         "path": path,
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"content-type", b"application/json"), *headers],
     }
     await app(scope, receive, send)

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive
 
 from radixserve.server.batches.store import ENDED, FileObject, Store, new_file_id
 from radixserve.server.errors import ApiError
+from radixserve.server.tenants.visit import Visit
 from radixserve.server.wire import invalid
 
 LARGEST_FILE = 200 * 2**20
@@ -106,8 +107,8 @@ def store_of(request: Request) -> Store:
 
 def owner_of(request: Request) -> str:
     """Whose the files are that this request may see."""
-    owner: str = getattr(request.state, "owner", "")
-    return owner
+    visit: Visit = request.state.visit
+    return visit.tenant.name
 
 
 def missing(kind: str, identity: str) -> ApiError:

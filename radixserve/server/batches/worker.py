@@ -27,6 +27,7 @@ from radixserve.server.batches.store import (
     new_file_id,
 )
 from radixserve.server.parameters import LARGEST_PRIORITY
+from radixserve.server.tenants.auth import acting_for
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,8 @@ class Worker:
         return answered | failed
 
     async def _answer_all(self, batch: BatchObject, done: set[str]) -> None:
-        transport = httpx2.ASGITransport(app=self._app, raise_app_exceptions=False)
+        app = acting_for(self._app, batch.owner)
+        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         slots = asyncio.Semaphore(AT_ONCE)
         saved = time.monotonic()
         async with (

@@ -127,15 +127,17 @@ async function look() {
     const response = await fetch("v1/cache/stats", { headers: headers() });
     if (!response.ok) throw new Error((await response.json()).error.message);
     const { pages, tokens, reuse, requests, page_size } = await response.json();
-    fill($("pages"), { "in-use": pages.in_use, cold: pages.cached, free: pages.free });
     const count = (id, value) => ($(id).textContent = value.toLocaleString());
+    if (pages) { // one tenant of several is not told
+      fill($("pages"), { "in-use": pages.in_use, cold: pages.cached, free: pages.free });
+      count("total", pages.total);
+      count("evicted", pages.evicted);
+    }
     $("reuse").textContent = reuse === null ? "–" : `${(100 * reuse).toFixed(1)} %`;
     count("cached", tokens.cached);
     count("computed", tokens.computed);
-    count("total", pages.total);
     count("page-size", page_size);
-    count("evicted", pages.evicted);
-    for (const each of ["running", "waiting", "preemptions"]) count(each, requests[each]);
+    for (const [name, value] of Object.entries(requests)) count(name, value);
     $("health").textContent = "";
   } catch (error) {
     $("health").textContent = error instanceof TypeError ? "The server does not answer." : error.message;

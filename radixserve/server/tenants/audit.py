@@ -1,0 +1,107 @@
+"""The audit log: who asked for what, and what it cost. No prompt, no answer, no salt, no key."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from radixserve.errors import ConfigError
+from radixserve.server.tenants.visit import Visit
+
+MOST_WAITING = 2**16
+"""Lines that a slow disk may owe; more are lost, which the server's log says."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A line."""
+
+    time: str
+    """When the request had ended, in UTC."""
+    request_id: str
+    tenant: str | None
+    """None if it brought no valid key."""
+    route: str
+    """The method, and the path as the API's documentation has it."""
+    target: str | None
+    """What the variable part of the path was, on routes for administrators."""
+    model: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    status: int
+    """499: the client hung up."""
+    duration: float
+    """Seconds."""
+
+
+class Audit:
+    """Appends to a file, if there is one, on a thread of its own. The file may be rotated: it is
+    opened again when another one is in its place."""
+
+    def __init__(self, path: Path | None = None):
+        """
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        self._listener: QueueListener | None = None
+        if path is None:
+            return
+        try:
+            file = WatchedFileHandler(path, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
+        waiting: queue.Queue[Any] = queue.Queue(MOST_WAITING)
+        self._handler = QueueHandler(waiting)
+        self._listener = QueueListener(waiting, file)
+        self._listener.start()
+        self._file = file
+
+    def note(self, scope: Scope, visit: Visit | None, seconds: float) -> None:
+        """A request has ended."""
+        if self._listener is None:
+            return
+        state = scope["state"]
+        usage = state["tally"].usage()
+        entry = Entry(
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            request_id=state["request_id"],
+            tenant=None if visit is None else visit.tenant.name,
+            route=f"{scope['method']} {_path(scope)}",
+            target=scope.get("path_params", {}).get("tenant"),
+            model=None if visit is None else visit.model,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.prompt_tokens_details.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            status=state["tally"].status,
+            duration=round(seconds, 6),
+        )
+        line = msgspec.json.encode(entry).decode()
+        self._handler.handle(logging.makeLogRecord({"msg": line}))
+
+    def close(self) -> None:
+        """Write what waits, and close the file."""
+        if self._listener is not None:
+            self._listener.stop()
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _path(scope: Scope) -> str:
+    """The path with names in place of what varies; clients choose what varies."""
+    for route in scope["app"].routes:
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
+            return route.path
+    return "unknown"

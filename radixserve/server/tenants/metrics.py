@@ -1,0 +1,68 @@
+"""What tenants use, as Prometheus metrics with a bounded number of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from prometheus_client import CollectorRegistry, Counter, Summary
+
+from radixserve.server.tenants.visit import Visit
+from radixserve.tenant import OPEN
+
+MOST_NAMES = 100
+"""Tenants with metrics of their own."""
+OTHERS = "other"
+PREFIX = "radixserve:tenant_"
+
+
+class TenantMetrics:
+    """Labelled with names of the file of tenants, the first ones in it; never with keys.
+
+    A name that has had metrics once keeps them, so that no count ever falls. An open server, which
+    has no tenants, has none.
+    """
+
+    def __init__(self, registry: CollectorRegistry, tenants: Callable[[], Iterable[str]]):
+        self._registry = registry
+        self._tenants = tenants
+        self._named: set[str] = set()
+        self.requests = self._counter("requests", "Requests that count against limits.")
+        self.refused = self._counter("refused", "Requests over a limit of the tenant.", "limit")
+        self.prompt = self._counter("prompt_tokens", "Prompt tokens.")
+        self.cached = self._counter("prompt_tokens_cached", "Prompt tokens that were reused.")
+        self.generated = self._counter("generation_tokens", "Tokens generated.")
+        self.first_token = Summary(
+            PREFIX + "time_to_first_token_seconds",
+            "Seconds until the first token, in the queue and in the prefill.",
+            ["model_name", "tenant"],
+            registry=registry,
+        )
+
+    def label(self, tenant: str) -> str:
+        if tenant not in self._named and len(self._named) < MOST_NAMES:
+            new = (name for name in self._tenants() if name not in self._named)
+            self._named.update(islice(new, MOST_NAMES - len(self._named)))
+        return tenant if tenant in self._named else OTHERS
+
+    def count(self, model: str, visit: Visit) -> None:
+        """A request to a server of ``model`` has ended."""
+        if visit.tenant.name == OPEN or not visit.limited:
+            return
+        labels = (model, self.label(visit.tenant.name))
+        usage = visit.tally.usage()
+        self.requests.labels(*labels).inc()
+        self.prompt.labels(*labels).inc(usage.prompt_tokens)
+        self.cached.labels(*labels).inc(usage.prompt_tokens_details.cached_tokens)
+        self.generated.labels(*labels).inc(usage.completion_tokens)
+        if visit.over is not None:
+            self.refused.labels(*labels, visit.over).inc()
+
+    def began(self, model: str, tenant: str, seconds: float) -> None:
+        """The first token has come after ``seconds``."""
+        if tenant != OPEN:
+            self.first_token.labels(model, self.label(tenant)).observe(seconds)
+
+    def _counter(self, name: str, help_: str, *labels: str) -> Counter:
+        names = ["model_name", "tenant", *labels]
+        return Counter(PREFIX + name, help_, names, registry=self._registry)
