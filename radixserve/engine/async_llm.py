@@ -14,6 +14,7 @@ from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore, Runner
 from radixserve.engine.frontend import ModelCard
 from radixserve.engine.garbage import spare_what_is_loaded
+from radixserve.engine.grammars import Grammars
 from radixserve.engine.loop import EngineLoop
 from radixserve.engine.messages import (
     Command,
@@ -60,11 +61,13 @@ class AsyncLLM(Asking):
             ConfigError: the settings cannot work on this machine.
             ModelError: the model cannot be found, read or served.
         """
-        runner, tokenizer, name = await asyncio.to_thread(self._load)
+        runner, tokenizer, grammars, name = await asyncio.to_thread(self._load)
         spare_what_is_loaded()
-        await self.start_with(runner, tokenizer, name)
+        await self.start_with(runner, tokenizer, name, grammars)
 
-    async def start_with(self, runner: Runner, tokenizer: Tokenizer, name: str) -> None:
+    async def start_with(
+        self, runner: Runner, tokenizer: Tokenizer, name: str, grammars: Grammars | None = None
+    ) -> None:
         """Start with parts that are loaded already."""
         self.tokenizer = tokenizer
         self.card = ModelCard(
@@ -80,7 +83,7 @@ class AsyncLLM(Asking):
         self._streams = Streams(
             tokenizer, self.config.max_num_seqs + self.config.max_queue, self._command
         )
-        core = EngineCore(self.config, runner)
+        core = EngineCore(self.config, runner, grammars or Grammars(tokenizer.table()))
         self._stats = core.stats()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(core,), name="engine", daemon=True)
@@ -93,6 +96,7 @@ class AsyncLLM(Asking):
         if self._thread is not None:
             self._commands.put(Stop())
             await asyncio.to_thread(self._thread.join)
+        await self._end_trials()
         self._closing.close()
 
     def healthy(self) -> bool:
@@ -121,7 +125,7 @@ class AsyncLLM(Asking):
 
     # On the engine's thread
 
-    def _load(self) -> tuple[Runner, Tokenizer, str]:
+    def _load(self) -> tuple[Runner, Tokenizer, Grammars, str]:
         self.config = settle(self.config)
         files = prepare(self.config)
         tokenizer = Tokenizer.load(files.tokenizer, chat_template=self.config.chat_template)
@@ -132,7 +136,9 @@ class AsyncLLM(Asking):
             lost=lambda reason: self._commands.put(RankLost(reason)),
         )
         self._closing.callback(runner.close)
-        return runner, tokenizer, files.name
+        grammars = Grammars(tokenizer.table())
+        grammars.prepare()
+        return runner, tokenizer, grammars, files.name
 
     def _run(self, core: EngineCore) -> None:
         error: Exception = EngineDeadError("The engine has stopped.")

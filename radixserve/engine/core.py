@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from radixserve.cache.namespace import PUBLIC, on_engine
 from radixserve.cache.prefix_cache import PrefixCache, Purge
 from radixserve.config import EngineConfig
+from radixserve.engine.grammars import NO_GRAMMARS, Grammars
 from radixserve.engine.messages import (
     EngineStats,
     GenerationDelta,
@@ -38,6 +39,9 @@ from radixserve.tenant import Terms
 
 log = logging.getLogger(__name__)
 
+COMPILING = 0.005
+"""Seconds that a grammar is waited for until commands are looked for again."""
+REFUSED = "its grammar does not go on after the token that was chosen"
 STALLED_PLANS = 200
 """Plans without a single token, although requests wait, after which one of them is given up."""
 FAILURES = 10
@@ -90,9 +94,10 @@ class EngineCore:
     them, and new ones take their place.
     """
 
-    def __init__(self, config: EngineConfig, runner: Runner):
+    def __init__(self, config: EngineConfig, runner: Runner, grammars: Grammars | None = None):
         self.config = config
         self.runner = runner
+        self._grammars = grammars
         self.scheduler = self._empty()
         self._terms: Mapping[str, Terms] = {}
         self._public: Sequence[bytes] = ()
@@ -113,7 +118,8 @@ class EngineCore:
         """Queue a request.
 
         Raises:
-            InvalidRequestError: an empty prompt, or a token id that the model does not have.
+            InvalidRequestError: an empty prompt, a token id that the model does not have, or a
+                grammar although its answers can have none.
             ContextLengthError: the prompt can never fit.
             OverloadedError: the queue is full.
             LostError: all requests were lost, this one too.
@@ -133,6 +139,11 @@ class EngineCore:
         if sampling.seed is None and not sampling.greedy:
             sampling = replace(sampling, seed=self._seeds.getrandbits(63))
         namespace = on_engine(self.runner.info.kv_format, request.namespace)
+        matcher = None
+        if sampling.grammar is not None:
+            if self._grammars is None:
+                raise InvalidRequestError(NO_GRAMMARS, code="unsupported_parameter")
+            matcher = self._grammars.matcher(sampling.grammar)
         with self._all_or_anew():
             self.scheduler.add(
                 request.id,
@@ -145,6 +156,7 @@ class EngineCore:
                 sibling=request.sibling,
                 reuse=request.cache != "off",
                 keep=request.cache == "on",
+                matcher=matcher,
             )
 
     def abort(self, request_id: str) -> GenerationDelta | None:
@@ -199,7 +211,11 @@ class EngineCore:
 
     def _stalled(self) -> list[GenerationDelta]:
         """Work waits and nothing can be computed: that is a fault of ours, and costs one request
-        before it becomes a hang."""
+        before it becomes a hang. A grammar that is being compiled is waited for a moment, in which
+        nobody else could be computed either."""
+        if self._grammars is not None and self._compiling():
+            self._grammars.await_one(COMPILING)
+            return []
         self._barren += 1
         if self._barren < STALLED_PLANS:
             return []
@@ -209,6 +225,11 @@ class EngineCore:
         self.scheduler.abort(request.id, "error")
         error = "The server could not make progress with it."
         return [_delta(Progress(request, finish="error", error=error))]
+
+    def _compiling(self) -> bool:
+        """Whether somebody waits for a grammar. O(waiting)."""
+        waiting = self.scheduler.waiting
+        return any(each.matcher is not None and not each.matcher.ready for each in waiting)
 
     def _overlap(self, launch: Callable[[StepPlan], Launched]) -> list[GenerationDelta]:
         before = self._flights[0] if self._flights else None
@@ -350,18 +371,27 @@ class EngineCore:
 def _delta(progress: Progress) -> GenerationDelta:
     request = progress.request
     sampled = progress.sampled
+    refused = sampled is not None and progress.finish == "error"
     return GenerationDelta(
         id=request.id,
-        sampled=() if sampled is None else (sampled,),
+        sampled=() if sampled is None or refused else (sampled,),
         finish=progress.finish,
-        stop_token=sampled.token if sampled is not None and progress.finish == "stop" else None,
+        stop_token=_stop_token(progress),
         usage=_usage(request),
-        error=progress.error,
+        error=REFUSED if refused else progress.error,
     )
 
 
 def _words(error: Exception) -> str:
     return str(error) or repr(error)
+
+
+def _stop_token(progress: Progress) -> int | None:
+    """The token that ended an answer, if it was one: a grammar ends it with its last one."""
+    if progress.finish != "stop" or progress.sampled is None:
+        return None
+    token = progress.sampled.token
+    return token if token in progress.request.stop_tokens else None
 
 
 def _usage(request: Request) -> Usage:

@@ -9,6 +9,7 @@ import msgspec
 
 from radixserve.cache.prefix_cache import Purge
 from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
+from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import OPEN, Terms
 from radixserve.text.tokenizer import Tokenizer
@@ -116,6 +117,12 @@ class Frontend(Protocol):
             OverloadedError: at the first ``anext``: the queue is full.
             DeadlineError: at the first ``anext``: the time ran out before there was a token.
             EngineDeadError: the step loop has ended.
+        """
+
+    async def grammar_fault(self, grammar: Grammar) -> str | None:
+        """Why no answer can have this form, without a full stop; None if answers can.
+
+        Whatever ``grammar`` is, neither the engine nor the event loop waits for that.
         """
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:

@@ -17,6 +17,7 @@ from radixserve.engine.answer import Answer
 from radixserve.engine.core import EngineCore
 from radixserve.engine.frontend import TextRequest, TokenLogprob
 from radixserve.engine.garbage import spare_what_is_loaded
+from radixserve.engine.grammars import Grammars
 from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
 from radixserve.engine.model_files import prepare, settle
 from radixserve.errors import RadixServeError
@@ -83,7 +84,8 @@ class LLM:
         self.name = files.name
         self.tokenizer = Tokenizer.load(files.tokenizer, chat_template=config.chat_template)
         runner = ranks.load(files, config, eos_token_ids=self.tokenizer.eos_token_ids)
-        self.core = EngineCore(config, runner)
+        self._grammars = Grammars(self.tokenizer.table())
+        self.core = EngineCore(config, runner, self._grammars)
         spare_what_is_loaded()
 
     def generate(
@@ -103,7 +105,8 @@ class LLM:
         prefixes and leave their own.
 
         Raises:
-            InvalidRequestError: a prompt is empty, too long, or has a token that does not exist.
+            InvalidRequestError: a prompt is empty, too long, or has a token that does not exist; or
+                a grammar is not valid.
             RadixServeError: a step failed.
         """
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
@@ -149,6 +152,9 @@ class LLM:
         return self.core.reset_prefix_cache()
 
     def _run(self, requests: list[TextRequest], progress: bool) -> list[RequestOutput]:
+        for grammar in {request.sampling.grammar for request in requests}:
+            if grammar is not None:
+                self._grammars.check(grammar)
         outputs, answers = [], {}
         for request in requests:
             output = RequestOutput(

@@ -27,12 +27,14 @@ from radixserve.engine.messages import (
     SetTenants,
     StepNews,
 )
+from radixserve.engine.process.grammar_trials import GrammarTrials
 from radixserve.errors import (
     DeadlineError,
     EngineDeadError,
     InvalidRequestError,
     OverloadedError,
 )
+from radixserve.scheduling.grammar import Grammar
 from radixserve.tenant import Terms
 from radixserve.text.tokenizer import Tokenizer
 
@@ -175,10 +177,12 @@ class Streams:
 class Asking:
     """The half of a ``Frontend`` that asks, whatever the engine runs on."""
 
+    tokenizer: Tokenizer
     _streams: Streams
     _stats: EngineStats | None = None
     _terms: Mapping[str, Terms] | None = None
     _public: Sequence[bytes] = ()
+    _trials: GrammarTrials | None = None
 
     @property
     def most(self) -> int:
@@ -197,6 +201,15 @@ class Asking:
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         return self._streams.generate(request)
+
+    async def grammar_fault(self, grammar: Grammar) -> str | None:
+        if self._trials is None:
+            self._trials = GrammarTrials(self.tokenizer.table())
+        return await self._trials.fault(grammar)
+
+    async def _end_trials(self) -> None:
+        if self._trials is not None:
+            await self._trials.close()
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         self._terms = terms

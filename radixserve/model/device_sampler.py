@@ -1,7 +1,8 @@
 """The next tokens, chosen where the logits are, so that a step can begin with them unseen.
 
 The choices are those of ``radixserve.model.sampler``, in double precision as there. What counts the
-tokens so far, some of which only the device knows, is left to that one: rows with penalties.
+tokens so far, some of which only the device knows, is left to that one: rows with penalties or a
+grammar.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ class Draw(NamedTuple):
 
 
 def counts_tokens(row: Row) -> bool:
-    """Whether a draw of ``row`` depends on the tokens so far. O(draws)."""
+    """Whether a draw of ``row`` depends on the tokens so far: by penalties or grammar. O(draws)."""
     assert row.sampling is not None, "the row samples"
-    return row.sampling.penalised or any(fork.sampling.penalised for fork in row.forks)
+    if row.matcher is not None or row.sampling.penalised:
+        return True
+    return any(fork.sampling.penalised for fork in row.forks)
 
 
 def draws_of(rows: Sequence[Row]) -> list[Draw]:

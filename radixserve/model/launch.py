@@ -39,7 +39,8 @@ class LaunchedStep:
 
     @property
     def followable(self) -> bool:
-        """Whether all of its tokens are chosen on the device: none of a row with penalties."""
+        """Whether all of its tokens are chosen on the device: none of a row with penalties or a
+        grammar."""
         return self._counting is None
 
     def collect(self) -> list[tuple[Sampled, ...]]:

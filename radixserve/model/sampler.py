@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixserve.scheduling.grammar import Matcher
 from radixserve.scheduling.plan import Row, Sampled
 from radixserve.scheduling.sampling import SamplingParams
 
@@ -26,9 +27,9 @@ def sample(
 ) -> list[tuple[Sampled, ...]]:
     """For each of ``rows``, which all sample: its own token, then one for each of its forks.
 
-    ``logits`` is [len(rows), vocabulary]. In this order: logit bias, ``min_tokens``, penalties,
-    temperature, min-p, top-k, top-p, each over what the one before left, as vLLM does. The
-    penalties are counted from ``Row.history``: repetition (Keskar et al., 2019) over prompt and
+    ``logits`` is [len(rows), vocabulary]. In this order: grammar, logit bias, ``min_tokens``,
+    penalties, temperature, min-p, top-k, top-p, each over what the one before left, as vLLM does.
+    The penalties are counted from ``Row.history``: repetition (Keskar et al., 2019) over prompt and
     output, presence and frequency (OpenAI) over the output. Logprobs are of the model's own
     distribution, before all of that.
 
@@ -124,6 +125,7 @@ def plainly_greedy(row: Row, params: SamplingParams) -> bool:
     """Whether the likeliest token is all that a draw of ``row`` needs. O(1)."""
     return (
         params.greedy
+        and row.matcher is None
         and params.logprobs is None
         and not params.penalised
         and not params.logit_bias
@@ -171,11 +173,13 @@ def _sample_one(
 def _adjusted(
     raw: Floats, row: Row, params: SamplingParams, eos_token_ids: Collection[int]
 ) -> Floats:
-    """Logits after bias, ``min_tokens`` and penalties; ``raw`` itself when none applies."""
+    """Logits after grammar, bias, ``min_tokens``, penalties; ``raw`` itself when none applies."""
     too_short = row.generated < params.min_tokens
-    if not (params.logit_bias or too_short or params.penalised):
+    if not (row.matcher or params.logit_bias or too_short or params.penalised):
         return raw
     logits = raw.copy()
+    if row.matcher is not None:
+        logits[~_in_grammar(row.matcher, params, eos_token_ids, len(raw))] = -math.inf
     if params.logit_bias:
         logits[list(params.logit_bias)] += list(params.logit_bias.values())
     if too_short:
@@ -189,6 +193,18 @@ def _adjusted(
         counts = np.bincount(tokens[row.prompt_length :], minlength=len(raw))
         logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
     return logits
+
+
+def _in_grammar(
+    matcher: Matcher, params: SamplingParams, eos_token_ids: Collection[int], vocabulary: int
+) -> npt.NDArray[np.bool_]:
+    """Which tokens may follow: stop tokens, and no others of the model's ends, where the answer may
+    end."""
+    packed = np.frombuffer(matcher.allowed(), np.uint8)
+    allowed = np.unpackbits(packed, count=vocabulary, bitorder="little").view(np.bool_)
+    allowed[list(eos_token_ids)] = False
+    allowed[stops(params, eos_token_ids)] = matcher.may_end
+    return allowed
 
 
 def _draw(scaled: Floats, params: SamplingParams, fraction: float) -> int:

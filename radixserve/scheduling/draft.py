@@ -70,6 +70,7 @@ class Draft:
                     row.sampling,
                     row.history,
                     row.prompt_length,
+                    matcher=row.matcher,
                 )
 
     def plan_forks(self, waiting: WaitingQueue, running: Mapping[str, Request], seats: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from radixserve.cache.pages import PageCopy
+from radixserve.scheduling.grammar import Matcher
 from radixserve.scheduling.sampling import SamplingParams
 
 UNKNOWN = b"\xff\xff\xff\xff"
@@ -46,6 +47,9 @@ class Row:
     """Every token so far, prompt and output, int32 big-endian; borrowed."""
     prompt_length: int = 0
     forks: list[Fork] = field(default_factory=list)
+    matcher: Matcher | None = None
+    """Where the answer, and with it those of the forks, stands in its grammar; None if it has none.
+    It is moved on when the plan is committed."""
 
     @property
     def count(self) -> int:

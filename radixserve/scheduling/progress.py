@@ -17,6 +17,7 @@ class Progress(msgspec.Struct, gc=False):
     sampled: Sampled | None = None
     finish: FinishReason | None = None
     error: str | None = None
+    """Why it failed; None too where its grammar has refused ``sampled``."""
 
 
 @dataclass(slots=True)

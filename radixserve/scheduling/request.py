@@ -9,6 +9,7 @@ from typing import Literal
 from radixserve.cache.lease import Lease
 from radixserve.cache.prefix_cache import Peek
 from radixserve.scheduling.account import Account
+from radixserve.scheduling.grammar import Matcher
 from radixserve.scheduling.plan import Row
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import TOKEN_BYTES
@@ -67,6 +68,8 @@ class Request:
     match: Peek | None = field(default=None, repr=False)
     """What of it was cached when it was last looked up, and in which plan that was."""
     looked: int = 0
+    matcher: Matcher | None = None
+    """Where the output stands in its grammar; it stays so when the request is preempted."""
     behind: tuple[Request, int] | None = field(default=None, repr=False)
     """Whose prefill it waits for, and how far that had published when we last looked."""
     known: int = field(init=False)
@@ -78,6 +81,11 @@ class Request:
     @property
     def generated(self) -> int:
         return self.known - self.prompt_length
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may begin: its grammar may still be being compiled."""
+        return self.matcher is None or self.matcher.ready
 
     @property
     def computed(self) -> int:
@@ -94,13 +102,19 @@ class Request:
         return (self.priority, self.arrival)
 
     def append(self, token: int) -> FinishReason | None:
-        """Take a sampled token, and charge it; says whether, and why, the sequence ends. O(1)."""
+        """Take a sampled token, and charge it; says whether, and why, the sequence ends: ``error``
+        if its grammar refuses the token. O(1)."""
         start, packed = self.known, _PACK(token)
         self.tokens += packed
         self.known = start + 1
         self.account.generated += 1
         if token in self.stop_tokens and self.generated > self.sampling.min_tokens:
             return "stop"
+        if self.matcher is not None:
+            if not self.matcher.accept(token):
+                return "error"
+            if self.matcher.complete:
+                return "stop"
         if self.known >= self.limit:
             return "length"
         row = self.row
@@ -134,4 +148,5 @@ class Request:
             self.sampling if end == self.known else None,
             self.tokens,
             self.prompt_length,
+            matcher=self.matcher,
         )

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from radixserve.errors import InvalidRequestError
+from radixserve.scheduling.grammar import Grammar
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -43,6 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: no logprobs; k: that of the chosen token and of the k likeliest ones."""
+    grammar: Grammar | None = None
+    """What the whole answer has to look like; it ends where nothing may follow."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:

@@ -16,6 +16,7 @@ from radixserve.config import EngineConfig
 from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from radixserve.scheduling.account import Accounts
 from radixserve.scheduling.draft import Draft
+from radixserve.scheduling.grammar import Matcher
 from radixserve.scheduling.inflight import InFlight
 from radixserve.scheduling.plan import Fork, Sampled, StepPlan
 from radixserve.scheduling.progress import Progress, Totals
@@ -60,8 +61,6 @@ class Scheduler:
         self._short = False
         """Whether a plan behind another one found no pages for somebody, or no seat."""
 
-    # Coming and going
-
     def add(
         self,
         request_id: str,
@@ -75,6 +74,7 @@ class Scheduler:
         reuse: bool = True,
         keep: bool = True,
         deadline: float | None = None,
+        matcher: Matcher | None = None,
     ) -> Request:
         """Queue a prompt (int32 big-endian). O(log requests + tokens).
 
@@ -112,6 +112,7 @@ class Scheduler:
             keep=keep,
             deadline=deadline,
             queued=self.plans,
+            matcher=matcher,
         )
         self.waiting.add(request)
         return request
@@ -236,8 +237,6 @@ class Scheduler:
         request.lease = request.row = None
         self.running.remove(request)
 
-    # Admission
-
     def _admit(self, draft: Draft, prefills: list[Request]) -> None:
         last = self.running.by_rank()[-1].priority if self.running else 0
         full = draft.budget < 1 or self._seats(draft) < 1
@@ -248,7 +247,7 @@ class Scheduler:
             if draft.budget < 1:
                 break
             # A row of one of this id, that has ended, may still be being computed.
-            if request.id in draft.reached or self._deferred(request):
+            if request.id in draft.reached or not request.ready or self._deferred(request):
                 continue
             if not self._start(request, draft):
                 # Whoever comes later waits too: nobody is starved by smaller ones.

@@ -20,6 +20,7 @@ from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, sampling_params, text_request
 from radixserve.server.parsed import ParsedAnswer, call_id, joined_message
 from radixserve.server.service import Deltas, Service
+from radixserve.server.structured import check_form, form_of
 from radixserve.server.tally import Tally
 from radixserve.server.wire import (
     ChatChoice,
@@ -44,8 +45,13 @@ async def chat_completions(request: Request) -> Response:
     length = ("max_tokens", fields.max_tokens)
     if fields.max_completion_tokens is not None:
         length = ("max_completion_tokens", fields.max_completion_tokens)
+    form = form_of(fields)
     sampling = sampling_params(
-        fields, card, max_tokens=length, logprobs=("top_logprobs", _top_logprobs(fields))
+        fields,
+        card,
+        max_tokens=length,
+        logprobs=("top_logprobs", _top_logprobs(fields)),
+        grammar=None if form is None else form.grammar,
     )
     envelope = Envelope.of(
         fields,
@@ -69,6 +75,7 @@ async def chat_completions(request: Request) -> Response:
     check_messages(fields.messages)
     ignored += [*without_effect, *_ignored_in_messages(fields.messages)]
     service.check_load()
+    await check_form(service, form)
     encode = partial(_encode, service, fields, reading, template_kwargs)
     prompt, reading = await service.text_work(encode)
     prompts = [replace(draft, prompt=prompt, markers=reading.formats.markers)]

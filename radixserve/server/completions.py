@@ -17,6 +17,7 @@ from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, sampling_params, text_request
 from radixserve.server.prompts import Prompt, encoded, named
 from radixserve.server.service import Deltas, Service
+from radixserve.server.structured import check_form, form_of
 from radixserve.server.wire import (
     CompletionChoice,
     CompletionLogprobs,
@@ -34,6 +35,7 @@ async def completions(request: Request) -> Response:
     ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
     card = service.frontend.card
     check_model(fields.model, card)
+    form = form_of(fields)
     sampling = sampling_params(
         fields,
         card,
@@ -42,6 +44,7 @@ async def completions(request: Request) -> Response:
             DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
         ),
         logprobs=("logprobs", fields.logprobs),
+        grammar=None if form is None else form.grammar,
     )
     prompts = named(fields.prompt, "prompt")
     envelope = Envelope.of(
@@ -62,6 +65,7 @@ async def completions(request: Request) -> Response:
         message = "echo together with logprobs is not supported here"
         raise invalid("echo", message, "unsupported_parameter")
     service.check_load()
+    await check_form(service, form)
     special = fields.add_special_tokens is not False
     tokens = [
         await service.text_work(

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +28,7 @@ from radixserve.server.parameters import sampling_params, text_request
 from radixserve.server.prompts import Prompt, Prompts, encoded, named
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream
+from radixserve.server.structured import Form, check_form, form_of
 from radixserve.server.wire import GenerationFields, invalid
 
 DEFAULT_MAX_TOKENS = 128
@@ -43,7 +45,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "session_params": ({},),
 }
 """Fields that are refused, each with the values that ask for nothing, beside null."""
-UNSUPPORTED = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
+UNSUPPORTED = ("structural_tag", "stop_regex")
 """Sampling parameters that are refused."""
 
 
@@ -65,6 +67,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     no_stop_trim: bool | None = None
     sampling_seed: int | None = None
     logit_bias: dict[int, float] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -88,8 +93,10 @@ async def generate(request: Request) -> Response:
     chosen = _sampling(fields)
     sent = _prompts(fields)
     identity = uuid4().hex
-    draft = _draft(service, request, fields, chosen, identity, len(sent))
+    form = _form(chosen)
+    draft = _draft(service, request, fields, chosen, form, identity, len(sent))
     service.check_load()
+    await check_form(service, form)
     tokens = [
         await service.text_work(partial(encoded, service, prompt, param, add_special_tokens=True))
         for param, prompt in sent.items()
@@ -210,6 +217,18 @@ def _sampling(fields: GenerateRequest) -> SamplingFields:
         raise invalid("sampling_params", f"sampling_params: {error}", "invalid_type") from error
 
 
+def _form(chosen: SamplingFields) -> Form | None:
+    """Raises ApiError: 400, two of them are asked for."""
+    schema = chosen.json_schema
+    asked = GenerationFields(
+        json_schema=UNSET if schema is None else msgspec.Raw(msgspec.json.encode(schema)),
+        regex=chosen.regex,
+        ebnf=chosen.ebnf,
+    )
+    form = form_of(asked)
+    return None if form is None else form.within("sampling_params")
+
+
 def _prompts(fields: GenerateRequest) -> dict[str, Prompt]:
     if fields.text is not None and fields.input_ids is None:
         return named(fields.text, "text")
@@ -223,6 +242,7 @@ def _draft(
     request: Request,
     fields: GenerateRequest,
     chosen: SamplingFields,
+    form: Form | None,
     identity: str,
     prompts: int,
 ) -> TextRequest:
@@ -260,6 +280,7 @@ def _draft(
         service.frontend.card,
         max_tokens=("max_new_tokens", DEFAULT_MAX_TOKENS if length is None else length),
         logprobs=("top_logprobs_num", top if fields.return_logprob else None),
+        grammar=None if form is None else form.grammar,
     )
     return text_request(
         asked,

@@ -31,6 +31,8 @@ class _Bulk(msgspec.Struct):
     stop: msgspec.Raw = msgspec.Raw(b"")
     stop_token_ids: msgspec.Raw = msgspec.Raw(b"")
     logit_bias: msgspec.Raw = msgspec.Raw(b"")
+    response_format: msgspec.Raw = msgspec.Raw(b"")
+    structured_outputs: msgspec.Raw = msgspec.Raw(b"")
 
 
 async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
@@ -95,6 +97,13 @@ def _check_values(body: bytes) -> None:
     besides = body.count(b",") - commas.pop("messages") - commas.pop("prompt")
     if besides > MAX_COMMAS:
         largest = max(commas, key=lambda name: commas[name])
+        if commas[largest] > besides // 2 and largest in ("response_format", "structured_outputs"):
+            raise ApiError(
+                status=400,
+                message=f"Invalid schema for {largest}: it holds too many values.",
+                param=largest,
+                code="invalid_json_schema",
+            )
         raise ApiError(
             status=400,
             message="The body holds too many values besides messages and prompt.",

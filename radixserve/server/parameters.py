@@ -8,6 +8,7 @@ from radixserve.cache.namespace import Namespace
 from radixserve.engine.frontend import ModelCard, TextRequest
 from radixserve.engine.messages import CacheMode
 from radixserve.errors import InvalidRequestError
+from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.server.errors import ApiError
 from radixserve.server.wire import GenerationFields, invalid
@@ -50,12 +51,14 @@ def sampling_params(
     *,
     max_tokens: tuple[str, int | None],
     logprobs: tuple[str, int | None],
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Sampling settings: the client's, else the model's own defaults.
 
     Args:
         max_tokens: The field that the client used for it, and its value.
         logprobs: Likewise.
+        grammar: The form of the answer.
 
     Raises:
         InvalidRequestError: a value is out of its range; ``param`` is the client's name for it.
@@ -83,6 +86,7 @@ def sampling_params(
             logprobs=logprobs[1],
             logit_bias=fields.logit_bias or {},
             stop_token_ids=tuple(fields.stop_token_ids or ()),
+            grammar=grammar,
         )
         sampling.check_vocabulary(card.vocab_size)
     except InvalidRequestError as error:

@@ -16,6 +16,31 @@ class CacheFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     two sides: take, leave nothing; off: neither."""
 
 
+class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw | UnsetType = UNSET
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    json_schema: JsonSchema | None = None
+    schema: msgspec.Raw | UnsetType = UNSET
+    """Of a ``json_object``, as llama.cpp has it."""
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of these, as vLLM has it."""
+
+    json: msgspec.Raw | UnsetType = UNSET
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: msgspec.Raw | UnsetType = UNSET
+
+
 class GenerationFields(msgspec.Struct, kw_only=True):
     """What chat completions and completions have in common. None is always the same as absent."""
 
@@ -46,6 +71,16 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     cache: CacheFields | None = None
     timeout: float | None = None
     return_cached_tokens_details: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw | UnsetType = UNSET
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: msgspec.Raw | UnsetType = UNSET
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
 
 class ChatRequest(GenerationFields, kw_only=True):

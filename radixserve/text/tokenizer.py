@@ -12,6 +12,7 @@ import tokenizers
 from radixserve.errors import InvalidRequestError, ModelError
 from radixserve.text.chat_template import ChatTemplate
 from radixserve.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from radixserve.text.grammar import TokenTable
 from radixserve.text.vocabulary import (
     read_bound,
     read_vocabulary,
@@ -147,6 +148,13 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token alone, U+FFFD for what is not a whole character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def table(self) -> TokenTable | None:
+        """What grammars are compiled for; None where tokens do not stand for bytes of the text."""
+        if self._vocabulary is None:
+            return None
+        special = sorted(self._vocabulary.special)
+        return TokenTable(self._vocabulary.pieces, special, self.eos_token_ids, self._backend)
 
     def detokenizer(
         self,

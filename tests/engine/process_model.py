@@ -11,6 +11,7 @@ from pathlib import Path
 
 from radixserve.config import EngineConfig
 from radixserve.engine.core import Runner
+from radixserve.engine.grammars import Grammars
 from radixserve.engine.messages import Found, RankLost
 from radixserve.engine.process import child
 from radixserve.engine.process.child import Wire
@@ -58,7 +59,7 @@ class FailingModel(SayingModel):
         return super().execute(plan)
 
 
-def load(config: EngineConfig, wire: Wire) -> tuple[Runner, EngineConfig]:
+def load(config: EngineConfig, wire: Wire) -> tuple[Runner, Grammars, EngineConfig]:
     """Raises ModelError if there is a file ``broken`` in the model's folder."""
     folder = Path(config.tokenizer or "")
     if (folder / "broken").exists():
@@ -71,7 +72,7 @@ def load(config: EngineConfig, wire: Wire) -> tuple[Runner, EngineConfig]:
     [first] = tokenizer.decode([3]).encode()
     if how == "lost":
         threading.Thread(target=lose, args=(folder / "lose", wire), daemon=True).start()
-    return FailingModel(config, 200, 3 - first, how), config
+    return FailingModel(config, 200, 3 - first, how), Grammars(tokenizer.table()), config
 
 
 def lose(signal: Path, wire: Wire) -> None:

@@ -23,6 +23,7 @@ from radixserve.engine.frontend import (
 )
 from radixserve.engine.messages import EngineStats, Usage
 from radixserve.errors import InvalidRequestError
+from radixserve.scheduling.grammar import Grammar
 from radixserve.server.protocol import BoundedProtocol
 from radixserve.tenant import Terms
 from radixserve.text.stop_strings import StopStrings
@@ -86,6 +87,10 @@ class FakeFrontend:
         self.requests: list[TextRequest] = []
         self.threads: set[int] = set()
         """Where ``generate`` was called: the event loop's."""
+        self.grammars: list[Grammar] = []
+        """Those that were tried."""
+        self.fault: str | None = None
+        """What is said of them."""
         self.refuse: Exception | None = None
         self.fail_after: int | None = None
         self.die_after: int | None = None
@@ -122,6 +127,10 @@ class FakeFrontend:
 
     def set_public(self, prefixes: Sequence[bytes]) -> None:
         self.public = list(prefixes)
+
+    async def grammar_fault(self, grammar: Grammar) -> str | None:
+        self.grammars.append(grammar)
+        return self.fault
 
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         if self.refuse is not None:

@@ -37,11 +37,10 @@ def test_completions_refuse_it_too(client: TestClient, name: str):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("use_beam_search", True),
         ("best_of", 2),
-        ("guided_json", {"type": "object", "properties": {"a" * 1000: {}}}),
+        ("structural_tag", {"structures": [{"begin": "a" * 1000}]}),
     ],
 )
 def test_values_that_ask_for_something_are_no_neutral_ones(

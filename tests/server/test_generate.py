@@ -8,6 +8,7 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+from radixserve.scheduling.grammar import Grammar
 from tests.server.asking import error_of, events, refused
 from tests.server.fake import ANSWER, FakeFrontend
 
@@ -95,7 +96,7 @@ def test_extra_key_parts_the_cache_as_a_salt_does(client: TestClient, frontend: 
         ({"text": ["x"] * 65}, "text"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
         ({"text": "a", "image_data": "x" * 100}, "image_data"),
-        ({"text": "a", "sampling_params": {"regex": "a+"}}, "sampling_params.regex"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex"),
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"text": "a", "sampling_params": {"n": 10**9}}, "n"),
@@ -109,6 +110,27 @@ def test_what_cannot_be_is_named(
 ):
     assert refused(generate(client, **fields))[0] == param
     assert frontend.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "grammar"),
+    [
+        ("json_schema", '{"type":"object"}', Grammar("json_schema", '{"type":"object"}')),
+        ("regex", "a+", Grammar("regex", "a+")),
+        ("ebnf", 'root ::= "a"', Grammar("grammar", 'root ::= "a"')),
+    ],
+)
+def test_an_answer_may_be_given_a_form(
+    client: TestClient, frontend: FakeFrontend, name: str, text: str, grammar: Grammar
+):
+    assert generate(client, text="a", sampling_params={name: text}).status_code == 200
+    assert frontend.requests[0].sampling.grammar == grammar
+    frontend.fault = "it is a riddle"
+    error = error_of(generate(client, text="a", sampling_params={name: text}))
+    assert (error["param"], error["code"]) == (f"sampling_params.{name}", "invalid_json_schema")
+    assert error["message"].endswith(f" for sampling_params.{name}: it is a riddle.")
+    two = {"regex": "a", "ebnf": 'root ::= "a"'}
+    assert refused(generate(client, text="a", sampling_params=two))[0] == "ebnf"
 
 
 def test_an_engine_that_fails_says_so(client: TestClient, frontend: FakeFrontend):

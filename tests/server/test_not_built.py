@@ -40,13 +40,13 @@ def test_logprobs_of_the_prompt_are_refused_and_nothing_is_computed(
         {"lora_id": 1},
         {"mm_processor_kwargs": {"size": 8}},
         {"prompt_embeds": "AAAA"},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
-        {"guided_json": {"type": "object"}},
+        {"structural_tag": {"type": "structural_tag"}},
+        {"guided_decoding_backend": "outlines"},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_adapters_images_and_grammars_are_refused_by_name_before_any_work(
+def test_adapters_images_and_tools_are_refused_by_name_before_any_work(
     client: TestClient, frontend: FakeFrontend, fields: dict[str, Any]
 ):
     [name] = fields

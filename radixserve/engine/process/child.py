@@ -17,6 +17,7 @@ import msgspec
 
 from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore, Runner
+from radixserve.engine.grammars import Grammars
 from radixserve.engine.loop import EngineLoop
 from radixserve.engine.messages import Command, Failure, Fault, Found, News, RankLost, Ready
 from radixserve.errors import RadixServeError
@@ -37,8 +38,8 @@ class Start(msgspec.Struct, frozen=True):
     log_level: int
 
 
-Load = Callable[[EngineConfig, "Wire"], tuple[Runner, EngineConfig]]
-"""Makes what runs the model, and says which settings hold on this machine."""
+Load = Callable[[EngineConfig, "Wire"], tuple[Runner, Grammars, EngineConfig]]
+"""Makes what runs the model and what compiles grammars, and says which settings hold here."""
 
 
 def main(load: Load | None = None) -> None:
@@ -53,8 +54,8 @@ def main(load: Load | None = None) -> None:
     wire = Wire(Connection(start.socket))
     status, runner = DONE, None
     try:
-        runner, config = (load or _load)(EngineConfig(**start.config), wire)
-        core = EngineCore(config, runner)
+        runner, grammars, config = (load or _load)(EngineConfig(**start.config), wire)
+        core = EngineCore(config, runner, grammars)
         info = runner.info
         wire.send(
             Ready(
@@ -126,7 +127,7 @@ class Wire:
             raise
 
 
-def _load(config: EngineConfig, wire: Wire) -> tuple[Runner, EngineConfig]:
+def _load(config: EngineConfig, wire: Wire) -> tuple[Runner, Grammars, EngineConfig]:
     # What the engine needs takes seconds to import, and errors above are told without it.
     from radixserve.engine.garbage import spare_what_is_loaded
     from radixserve.engine.model_files import prepare, settle
@@ -143,8 +144,10 @@ def _load(config: EngineConfig, wire: Wire) -> tuple[Runner, EngineConfig]:
         eos_token_ids=tokenizer.eos_token_ids,
         lost=lambda reason: wire.tell(RankLost(reason)),
     )
+    grammars = Grammars(tokenizer.table())
+    grammars.prepare()
     spare_what_is_loaded()
-    return runner, config
+    return runner, grammars, config
 
 
 def _fail(wire: Wire, error: Exception) -> int:

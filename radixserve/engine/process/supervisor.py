@@ -87,6 +87,7 @@ class SupervisedLLM(Asking):
                 await self._supervising
             if self._handle is not None:  # the task had not even begun
                 await self._handle.end()
+        await self._end_trials()
 
     @property
     def pid(self) -> int | None:
