@@ -77,8 +77,9 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 class EngineCollector:
     """Reads the engine's own counts whenever somebody scrapes them."""
 
-    def __init__(self, frontend: Frontend):
+    def __init__(self, frontend: Frontend, tenants: TenantMetrics):
         self._frontend = frontend
+        self._tenants = tenants
 
     def collect(self) -> Iterable[Metric]:
         stats = self._frontend.stats()
@@ -90,6 +91,7 @@ class EngineCollector:
             counter = CounterMetricFamily(PREFIX + name, help_, labels=["model_name"])
             counter.add_metric([self._frontend.card.name], value(stats))
             yield counter
+        yield from self._tenants.of_engine(self._frontend.card.name, stats)
 
 
 class Metrics:
@@ -99,7 +101,8 @@ class Metrics:
         """``tenants`` says the names of those that may have labels of their own."""
         self._frontend = frontend
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(frontend))
+        self.tenants = TenantMetrics(self.registry, tenants)
+        self.registry.register(EngineCollector(frontend, self.tenants))
         self.first_token = self._histogram("time_to_first_token_seconds", TTFT)
         self.between_tokens = self._histogram("inter_token_latency_seconds", ITL)
         self.latency = self._histogram("e2e_request_latency_seconds", LATENCY)
@@ -111,7 +114,6 @@ class Metrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
-        self.tenants = TenantMetrics(self.registry, tenants)
 
     def request(self, tenant: str) -> RequestTimer:
         return RequestTimer(self, self._frontend.card.name, tenant)

@@ -77,12 +77,18 @@ def test_what_its_benchmark_sends_is_taken(client: TestClient):
     assert client.post("/flush_cache").json()["success"] is True
 
 
-def test_extra_key_parts_the_cache_as_a_salt_does(client: TestClient, frontend: FakeFrontend):
-    generate(client, text="Hi", extra_key="a")
-    generate(client, text="Hi", cache_salt="a")
-    generate(client, text="Hi")
-    first, second, third = (request.namespace for request in frontend.requests)
-    assert len({first, second, third}) == 3
+def test_extra_key_narrows_beside_the_salt(client: TestClient, frontend: FakeFrontend):
+    for fields in (
+        {},
+        {"extra_key": "a"},
+        {"cache_salt": "a"},
+        {"extra_key": "a", "cache_salt": "a"},
+        {"extra_key": "a"},
+    ):
+        generate(client, text="Hi", **fields)
+    *different, again = (request.namespace for request in frontend.requests)
+    assert len(set(different)) == 4
+    assert again == different[1]
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,13 @@ def test_routers_are_told_what_runs_here_and_how_busy_it_is(
     assert client.get("/ready").status_code == 200
     frontend.alive = False
     assert client.get("/ready").status_code == 503
+
+
+def test_an_application_is_made_before_its_engine_has_started():
+    frontend = FakeFrontend()
+    card, tokenizer = frontend.card, frontend.tokenizer
+    del frontend.card, frontend.tokenizer
+    app = create_app(frontend)
+    frontend.card, frontend.tokenizer = card, tokenizer
+    with TestClient(app) as client:
+        assert chat(client).status_code == 200

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from prometheus_client import CollectorRegistry, Counter, Summary
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
+from radixserve.engine.messages import EngineStats, TenantStats
 from radixserve.server.tenants.visit import Visit
 from radixserve.tenant import OPEN
 
@@ -14,6 +16,17 @@ MOST_NAMES = 100
 """Tenants with metrics of their own."""
 OTHERS = "other"
 PREFIX = "radixserve:tenant_"
+
+
+GAUGES: dict[str, tuple[str, Callable[[TenantStats], float]]] = {
+    "kv_pages_cached": ("Pages that are cached and not in use.", lambda of: of.pages_cached),
+    "kv_pages_held": ("Pages that running requests hold.", lambda of: of.pages_held),
+    "evicted_pages": ("Pages of it that were evicted lately.", lambda of: of.evictions_suffered),
+    "evictions_caused": ("Pages evicted for it lately.", lambda of: of.evictions_caused),
+    "service_lag": ("Service by weight ahead of the least served one.", lambda of: of.lag),
+    "requests_waiting": ("Requests that wait for a place.", lambda of: of.waiting),
+}
+"""Totals begin anew with the engine, and when a tenant goes: they are no counters."""
 
 
 class TenantMetrics:
@@ -57,6 +70,20 @@ class TenantMetrics:
         self.generated.labels(*labels).inc(usage.completion_tokens)
         if visit.over is not None:
             self.refused.labels(*labels, visit.over).inc()
+
+    def of_engine(self, model: str, stats: EngineStats) -> Iterable[Metric]:
+        """What the engine knows of tenants, as of its last step but a few."""
+        if not self._tenants():
+            return
+        for name, (help_, value) in GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, help_, labels=["model_name", "tenant"])
+            sums: dict[str, float] = {}
+            for tenant, counts in stats.tenants.items():
+                label = self.label(tenant)
+                sums[label] = sums.get(label, 0.0) + value(counts)
+            for label, total in sums.items():
+                gauge.add_metric([model, label], total)
+            yield gauge
 
     def began(self, model: str, tenant: str, seconds: float) -> None:
         """The first token has come after ``seconds``."""

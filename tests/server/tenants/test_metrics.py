@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from radixserve.engine.messages import TenantStats
 from radixserve.server.app import create_app
 from radixserve.server.tenants import metrics
 from radixserve.tenants.keys import hash_of
@@ -83,6 +85,28 @@ def test_requests_without_a_key_and_those_that_generate_nothing_make_no_series(
             ask(client, name, 401)
         client.get("/v1/models", headers=bearer("alice"))
         assert shown(client, **bearer("boss")) == {}
+
+
+def test_what_the_engine_knows_of_tenants_is_shown_by_their_names(
+    frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+):
+    counts = {
+        "alice": TenantStats(pages_cached=5, pages_held=2, evictions_suffered=1, waiting=3),
+        "gone": TenantStats(pages_cached=4),
+        "gone too": TenantStats(pages_cached=3),
+    }
+    stats = replace(frontend.stats(), tenants=counts)
+    monkeypatch.setattr(frontend, "stats", lambda: stats)
+    with client_of(frontend) as client:
+        told = shown(client, **bearer("boss"))
+    assert told["kv_pages_cached", "alice"] == 5
+    assert told["kv_pages_held", "alice"] == 2
+    assert told["evicted_pages", "alice"] == 1
+    assert told["requests_waiting", "alice"] == 3
+    assert told["kv_pages_cached", "other"] == 7
+    assert {labels[1] for labels in told} == {"alice", "other"}
+    with TestClient(create_app(frontend)) as client:
+        assert shown(client) == {}
 
 
 def test_of_the_cache_a_tenant_is_told_its_own_share_alone(frontend: FakeFrontend):
