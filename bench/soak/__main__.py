@@ -60,6 +60,7 @@ def main() -> None:
     results: dict[str, Any] = {
         "status": "running",
         "minutes": options.minutes,
+        "threads": options.threads,
         "machine": machine(),
         "peers": {},
         "options": OPTIONS,
@@ -84,6 +85,8 @@ def main() -> None:
 async def _soak(options: argparse.Namespace, steps: mains.Steps, results: dict[str, Any]) -> None:
     findings = Findings(say=steps.say)
     words = [str(word) for pair in OPTIONS.items() for word in pair]
+    if options.threads is not None:
+        words += ["--threads", str(options.threads)]
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="radixserve-soak-")))
         steps.say("starting the server")
@@ -194,6 +197,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--kills", type=int, default=0, help="times that the engine is killed")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="of the engine; 1 where others use the machine, since threads wait for one another",
+    )
     parser.add_argument(
         "--no-times",
         action="store_true",
