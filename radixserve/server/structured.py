@@ -134,23 +134,12 @@ def _data(raw: msgspec.Raw | UnsetType) -> bytes | None:
 
 def _choice(param: str, choices: list[str] | None) -> Iterator[Form]:
     if choices is not None:
-        _check_unicode(param, *choices)
         yield _form(param, "choice", msgspec.json.encode(choices).decode())
 
 
 def _form(param: str, kind: GrammarKind, text: str) -> Form:
-    _check_unicode(param, text)
     label = "schema" if kind == "json_schema" else kind
     return Form(param, f"{label} for {param}", Grammar(kind, text))
-
-
-def _check_unicode(param: str, *texts: str) -> None:
-    try:
-        for text in texts:
-            text.encode()
-    except UnicodeEncodeError as error:
-        message = f"{param} is not valid Unicode: it holds half of a surrogate pair"
-        raise invalid(param, message) from error
 
 
 def _not_valid(form: Form, fault: str) -> ApiError:
