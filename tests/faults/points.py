@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import CO_GENERATOR
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -45,7 +46,10 @@ def points(run: Callable[[], None], folders: Iterable[str]) -> list[Point]:
     seen: Counter[tuple[CodeType, int, str]] = Counter()
 
     def inside(frame: FrameType, event: str, _: Any) -> Any:
-        if event in EVENTS:
+        # A generator that is not read to its end returns while it is thrown away, and what happens
+        # then cannot be raised.
+        thrown_away = event == "return" and frame.f_code.co_flags & CO_GENERATOR
+        if event in EVENTS and not thrown_away:
             seen[frame.f_code, frame.f_lineno, event] += 1
         return inside
 

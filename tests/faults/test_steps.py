@@ -58,7 +58,9 @@ def test_an_exception_at_any_point_hits_whom_it_says_it_hits_and_no_later_answer
         with planted(point, occurrence, error) as happened:
             mix.run()
         assert happened(), what
-        assert mix.told, what
+        # A step that was launched for requests that ended meanwhile may fail: nobody is hit by it.
+        assert mix.told or overlapped, what
+        seen["untold"] += not mix.told
         if mix.over:
             # Outside of what takes care of it: the process ends, and everybody is told.
             assert point.code.co_name in EDGES, what
@@ -72,6 +74,7 @@ def test_an_exception_at_any_point_hits_whom_it_says_it_hits_and_no_later_answer
     assert seen["length"] > 500
     assert seen["refused"] > 5
     assert seen["over"] < 20
+    assert seen["untold"] < 10
 
 
 @STEPS
