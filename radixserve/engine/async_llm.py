@@ -88,8 +88,8 @@ class AsyncLLM(Asking):
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(core,), name="engine", daemon=True)
         self._thread.start()
-        if self._terms is not None:
-            self.set_tenants(self._terms)
+        for command in self._standing():
+            self._commands.put(command)
 
     async def stop(self) -> None:
         """End the thread after the step that it is in; requests in flight get an error."""

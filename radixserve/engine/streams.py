@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -213,15 +213,24 @@ class Asking:
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         self._terms = terms
-        if self._stats is None:
-            return  # one that starts later is told then
-        with contextlib.suppress(EngineDeadError):  # the next one is told when it has started
-            self._streams.send(SetTenants(dict(terms)))
+        self._tell(SetTenants(dict(terms)))
 
     def set_public(self, prefixes: Sequence[bytes]) -> None:
         self._public = prefixes
-        with contextlib.suppress(EngineDeadError):
-            self._streams.send(SetPublic(list(prefixes)))
+        self._tell(SetPublic(list(prefixes)))
+
+    def _tell(self, command: Command) -> None:
+        """Give the engine ``command``; one that starts later is given its ``_standing`` then."""
+        if self._stats is not None:
+            with contextlib.suppress(EngineDeadError):
+                self._streams.send(command)
+
+    def _standing(self) -> Iterator[Command]:
+        """What every engine that starts is to be told."""
+        if self._terms is not None:
+            yield SetTenants(dict(self._terms))
+        if self._public:
+            yield SetPublic(list(self._public))
 
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         return await self._streams.reset(tenant)

@@ -22,8 +22,8 @@ from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.answer import clipped
 from radixserve.server.errors import ApiError
-from radixserve.server.fields import ignored_header
-from radixserve.server.limits import Raws, decode, read_body
+from radixserve.server.fields import ignored_header, triage
+from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import sampling_params, text_request
 from radixserve.server.prompts import Prompt, Prompts, encoded, named
 from radixserve.server.service import Deltas, Service, until_gone
@@ -89,7 +89,7 @@ async def generate(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, service.settings.body_limit)
     fields, raws = await decode(body, GenerateRequest, service.large_bodies)
-    ignored = _ignored(raws)
+    ignored = triage(raws, GenerateRequest, NEUTRAL)
     chosen = _sampling(fields)
     sent = _prompts(fields)
     identity = uuid4().hex
@@ -182,23 +182,6 @@ def _finish(delta: TextDelta) -> dict[str, Any] | None:
     if delta.finish == "length":
         return {"type": "length", "length": delta.usage.completion_tokens}
     return {"type": delta.finish, "matched": delta.stop}
-
-
-def _ignored(raws: Raws) -> list[str]:
-    """The names of fields without effect.
-
-    Raises:
-        ApiError: 400, one would change the answer.
-    """
-    ignored = []
-    for name, raw in raws.items():
-        if name in GenerateRequest.__struct_fields__ or bytes(raw) == b"null":
-            continue
-        if name not in NEUTRAL:
-            ignored.append(name)
-        elif len(bytes(raw)) > 64 or msgspec.json.decode(raw) not in NEUTRAL[name]:
-            raise _unsupported(name)
-    return ignored
 
 
 def _sampling(fields: GenerateRequest) -> SamplingFields:

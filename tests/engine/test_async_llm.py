@@ -21,6 +21,7 @@ from radixserve.errors import (
     OverloadedError,
 )
 from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tenant import Terms
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack, unpack
 from tests.engine.saying import TEXT, SayingModel
@@ -56,6 +57,30 @@ async def idle(engine: AsyncLLM) -> None:
     """Wait until the engine says that nothing runs and nothing waits."""
     while engine.stats().running or engine.stats().waiting:
         await asyncio.sleep(0)
+
+
+def test_what_is_said_of_tenants_before_it_starts_is_told_to_the_engine_then(tmp_path):
+    async def scenario() -> None:
+        engine, model, tokenizer = simulated_engine(tmp_path)
+        shared = tokenizer.encode("The rules of the house are the same for everybody.")
+        engine.set_tenants({"one": Terms(weight=2.0)})
+        engine.set_public([shared])
+        await engine.start_with(model, tokenizer, "tiny")
+        prompt = shared + tokenizer.encode("Hello?")
+        cached = []
+        for tenant in ("one", "two"):
+            request = ask(
+                tokenizer, prompt=prompt, name=tenant, tenant=tenant, namespace=tenant.encode()
+            )
+            cached.append((await collect(engine, request))[-1].usage.cached_tokens)
+        page = engine.config.page_size
+        whole = len(shared) // 4 // page * page
+        assert cached == [0, whole]
+        assert whole > 0
+        assert "one" in engine.stats().tenants
+        await engine.stop()
+
+    asyncio.run(scenario())
 
 
 def test_an_answer_streams_and_ends_with_its_usage(tmp_path):

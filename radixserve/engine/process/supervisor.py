@@ -22,8 +22,6 @@ from radixserve.engine.messages import (
     Ping,
     Ready,
     Refusal,
-    SetPublic,
-    SetTenants,
     StepNews,
 )
 from radixserve.engine.process.handle import COMMAND, Handle
@@ -139,10 +137,8 @@ class SupervisedLLM(Asking):
         self._loading = time.monotonic() - began
         self._owes, self._silent = False, 0.0
         self._handle = handle
-        if self._terms is not None:
-            handle.send(SetTenants(dict(self._terms)))
-        if self._public:
-            handle.send(SetPublic(list(self._public)))
+        for command in self._standing():
+            handle.send(command)
         return handle
 
     def _introduce(self, found: Found, ready: Ready) -> None:
