@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixserve.server.chat import check_messages
+from radixserve.server.conversation import check_messages
 from radixserve.server.fields import ignored_header
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model

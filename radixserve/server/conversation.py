@@ -1,0 +1,147 @@
+"""A conversation on its way to the engine: what all routes that chat have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+from starlette.datastructures import Headers
+
+from radixserve.engine.frontend import TextRequest
+from radixserve.scheduling.sampling import MAX_LOGPROBS
+from radixserve.server.dialect import Reading
+from radixserve.server.parameters import check_model, sampling_params, text_request
+from radixserve.server.parsed import ParsedAnswer, call_id
+from radixserve.server.service import Service
+from radixserve.server.structured import check_form, form_of
+from radixserve.server.wire import ChatRequest, invalid
+
+PART_FIELDS = frozenset({"type", "text"})
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the engine is asked, and how its answers are read."""
+
+    request: TextRequest
+    reading: Reading
+    id_length: int
+    """Of the ids of calls; 0 if they may have any."""
+    ignored: list[str]
+    """Fields that have no effect."""
+
+    def answers(self) -> list[ParsedAnswer]:
+        """A reader for each of the answers, by its index."""
+        new_id = partial(call_id, self.id_length)
+        return [ParsedAnswer(self.reading, new_id) for _ in range(self.request.n)]
+
+
+async def prepared(
+    service: Service, fields: ChatRequest, headers: Headers, id: str
+) -> Conversation:
+    """The conversation of ``fields``, rendered and tokenized; it is checked before that costs much.
+
+    Args:
+        id: of the answer.
+
+    Raises:
+        ApiError: 400, a field cannot be.
+        InvalidRequestError: what the template or the tokenizer refuses.
+        ContextLengthError: the prompt is too long.
+        OverloadedError: too many wait already.
+    """
+    card = service.frontend.card
+    check_model(fields.model, card)
+    length = ("max_tokens", fields.max_tokens)
+    if fields.max_completion_tokens is not None:
+        length = ("max_completion_tokens", fields.max_completion_tokens)
+    form = form_of(fields)
+    sampling = sampling_params(
+        fields,
+        card,
+        max_tokens=length,
+        logprobs=("top_logprobs", _top_logprobs(fields)),
+        grammar=None if form is None else form.grammar,
+    )
+    draft = text_request(
+        fields,
+        headers,
+        id,
+        sampling=sampling,
+        continuation=bool(fields.continue_final_message),
+        most=service.frontend.most,
+    )
+    reading = service.dialect.reading(fields)
+    template_kwargs, without_effect = service.dialect.template_kwargs(fields)
+    service.check_length(len(fields.messages), "messages", at_least=True)
+    check_messages(fields.messages)
+    ignored = [*without_effect, *_ignored_in_messages(fields.messages)]
+    service.check_load()
+    await check_form(service, form)
+    encode = partial(_encode, service, fields, reading, template_kwargs)
+    prompt, reading = await service.text_work(encode)
+    request = replace(draft, prompt=prompt, markers=reading.formats.markers)
+    return Conversation(request, reading, service.dialect.id_length, ignored)
+
+
+def _encode(
+    service: Service, fields: ChatRequest, reading: Reading, template_kwargs: dict[str, Any]
+) -> tuple[bytes, Reading]:
+    """The prompt in tokens, and how answers to it are read."""
+    continued = bool(fields.continue_final_message)
+    opened = fields.add_generation_prompt
+    text = service.frontend.tokenizer.render_chat(
+        fields.messages,
+        tools=reading.tools,
+        add_generation_prompt=not continued if opened is None else opened,
+        continue_final_message=continued,
+        template_kwargs=template_kwargs,
+    )
+    special = bool(fields.add_special_tokens)
+    prompt = service.encode(lambda: text, param="messages", add_special_tokens=special)
+    return prompt, reading.after(text, fields.messages, continued=continued)
+
+
+def _top_logprobs(fields: ChatRequest) -> int | None:
+    top = fields.top_logprobs or 0
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise invalid("top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}")
+    if top and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+    return top if fields.logprobs else None
+
+
+def check_messages(messages: list[dict[str, Any]]) -> None:
+    """The shape of each message; what it says is the template's to judge."""
+    if not messages:
+        raise invalid("messages", "messages must not be empty")
+    for index, message in enumerate(messages):
+        path = f"messages.{index}"
+        role = message.get("role")
+        if role is None:
+            raise invalid(f"{path}.role", f"{path}.role is required", "missing_required_parameter")
+        if not isinstance(role, str) or not role:
+            raise invalid(f"{path}.role", f"{path}.role must be a string", "invalid_type")
+        if message.get("content") is None and role != "assistant":
+            raise invalid(
+                f"{path}.content", f"{path}.content is required", "missing_required_parameter"
+            )
+        for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+            if not isinstance(message.get(name), str | None):
+                raise invalid(f"{path}.{name}", f"{path}.{name} must be a string", "invalid_type")
+        if not isinstance(message.get("tool_calls"), list | None):
+            raise invalid(f"{path}.tool_calls", f"{path}.tool_calls must be a list", "invalid_type")
+
+
+def _ignored_in_messages(messages: list[dict[str, Any]]) -> list[str]:
+    """Content parts are reduced to their text; the messages' own fields reach the template."""
+    names = set()
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if isinstance(part, dict):
+                    names.update(part.keys() - PART_FIELDS)
+    return [f"messages.content.{name}" for name in names]
