@@ -70,7 +70,7 @@ class Bench:
                     await stack.enter_async_context(each)
                     self.connections[each.label] = await stack.enter_async_context(Connection(each))
             for connection in self.connections.values():
-                await connection.ask(Turn(drawn("warm-up", 40), 4), "warm-up", perf_counter())
+                await _warm_up(connection)
             yield
         self.connections = {}
 
@@ -96,13 +96,34 @@ async def within(
 
 
 async def reuse(bench: Bench, workloads: Sequence[Workload]) -> None:
+    """Each workload with and without the cache."""
+    await _side_by_side(bench, workloads, bench.connections, bench.results["workloads"])
+
+
+async def deterministic(bench: Bench, workloads: Sequence[Workload]) -> None:
+    """What it costs that a request has the same bits whatever else runs: each workload with and
+    without that."""
+    async with AsyncExitStack() as stack:
+        connections: dict[str, Connection] = {}
+        for label, knobs in (("free", ()), ("deterministic", ("--deterministic",))):
+            server = await stack.enter_async_context(bench.server(label, *knobs))
+            connections[label] = await stack.enter_async_context(Connection(server))
+            await _warm_up(connections[label])
+        await _side_by_side(bench, workloads, connections, bench.results["deterministic"])
+
+
+async def _side_by_side(
+    bench: Bench,
+    workloads: Sequence[Workload],
+    connections: dict[str, Connection],
+    found: dict[str, Numbers],
+) -> None:
     """Each workload on each server, one at a time; every repeat turns the order around."""
-    found = bench.results["workloads"]
     runs: dict[tuple[str, str], list[Numbers]] = {}
     try:
         for repeat in range(bench.size.repeats):
             for workload in workloads:
-                order = list(bench.connections.values())
+                order = list(connections.values())
                 for connection in order if repeat % 2 else reversed(order):
                     run = await drive(connection, workload, f"{workload.name}-{repeat}")
                     same = runs.setdefault((workload.name, run.server), [])
@@ -111,7 +132,7 @@ async def reuse(bench: Bench, workloads: Sequence[Workload]) -> None:
                     entry[run.server] = medians(same)
     finally:
         for name, entry in found.items():
-            sides = [(side, entry[side]) for side in ("on", "off", "given") if side in entry]
+            sides = [(side, numbers) for side, numbers in entry.items() if side != "scale"]
             bench.console.print(table(f"{name}: {entry['scale']}", sides))
 
 
@@ -182,13 +203,17 @@ async def sweep(bench: Bench, knob: str, workload: Workload) -> None:
                 options += ["--max-num-seqs", str(min(64, value))]
             server = bench.server(f"{knob}-{value}", *options, page_size=page_size)
             async with server, Connection(server) as connection:
-                await connection.ask(Turn(drawn("warm-up", 40), 4), "warm-up", perf_counter())
+                await _warm_up(connection)
                 run = await drive(connection, workload, "sweep")
             points.append({"value": value} | _checked(bench, run))
             points.sort(key=lambda point: point["value"])
     finally:
         rows = [(str(point["value"]), point) for point in points]
         bench.console.print(table(f"{knob}: {workload.scale}", rows))
+
+
+async def _warm_up(connection: Connection) -> None:
+    await connection.ask(Turn(drawn("warm-up", 40), 4), "warm-up", perf_counter())
 
 
 def memory(bench: Bench) -> None:

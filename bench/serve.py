@@ -35,7 +35,7 @@ from radixserve.errors import RadixServeError
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import unpack
 
-PARTS = ("kv", "warm", "workloads", "arrivals", "tree", "sweeps")
+PARTS = ("kv", "warm", "workloads", "arrivals", "deterministic", "tree", "sweeps")
 
 
 def main() -> None:
@@ -95,6 +95,7 @@ def _nothing(options: argparse.Namespace, size: Size) -> report.Numbers:
         "parts": {},
         "workloads": {},
         "arrivals": {},
+        "deterministic": {},
         "sweeps": {},
         "errors": [],
     }
@@ -120,6 +121,10 @@ async def _run(bench: Bench) -> None:
                 await phases.within(bench, "arrivals", 0.45, lambda: phases.arrivals(bench))
     if options.url:
         return
+    if "deterministic" in wanted:
+        both = [sweep_workload(quick=quick), unshared_workload(quick=quick)]
+        part = partial(phases.deterministic, bench, both)
+        await phases.within(bench, "deterministic", 0.3, part)
     if "tree" in wanted:
         phases.tree(bench, unshared_workload(quick=quick))
     if "sweeps" in wanted:
