@@ -1,4 +1,4 @@
-"""What tenants promise each other: fair shares.
+"""What tenants promise each other: fair shares, and how much is reused for all that.
 
     python -m bench.tenants [--quick] [--only fairness] [--data DIR] [--out bench/results]
 
@@ -19,9 +19,9 @@ from rich.console import Console
 from bench import plot
 from bench.machine import machine
 from bench.report import verdicts
-from bench.tenants import fairness, replay
+from bench.tenants import fairness, public, replay
 
-PARTS = {"fairness": fairness, "replay": replay}
+PARTS = {"fairness": fairness, "replay": replay, "public": public}
 """Modules with ``measure(quick, data)``, ``table``, ``draw``, ``PANELS`` and, in what they measure,
 ``requirements``."""
 
@@ -56,7 +56,8 @@ def main(
             if only in (None, name):
                 results[name] = part.measure(quick=quick, data=data)
                 console.print(part.table(results[name]))
-                console.print(verdicts(results[name]["requirements"]))
+                if results[name]["requirements"]:
+                    console.print(verdicts(results[name]["requirements"]))
     except KeyboardInterrupt:
         console.print("stopped; what was measured before is kept")
     out.mkdir(parents=True, exist_ok=True)

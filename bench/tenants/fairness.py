@@ -256,6 +256,7 @@ def draw(results: Numbers, panels: Sequence[Axes]) -> None:
         jain.plot(range(1, len(numbers["jain"]) + 1), numbers["jain"], marker="o", markersize=3,
                   linewidth=1.2, label=name)  # fmt: skip
     jain.set_ylim(0, 1.03)
+    jain.xaxis.get_major_locator().set_params(integer=True)
     jain.legend(fontsize=7, frameon=False)
     plot.style(hits, title="reuse", y="share of what is common")
     rates = {name: numbers["reuse"] for name, numbers in results["equals"].items()}

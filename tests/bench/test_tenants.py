@@ -8,7 +8,7 @@ import pytest
 from tqdm import tqdm
 
 from bench import plot
-from bench.tenants import fairness, replay
+from bench.tenants import fairness, public, replay
 from bench.tenants.simulation import Engine, first_come, longest_prefix
 from bench.workloads import Conversation, Turn, Workload
 from radixserve.tokens import pack
@@ -79,3 +79,23 @@ def test_the_panels_of_all_parts_are_drawn(tmp_path: Path, bar):
     fairness.draw({"equals": equals, "light": light}, axes[: fairness.PANELS])
     replay.draw({"pages": {"1500": rows}}, axes[fairness.PANELS :])
     assert plot.save(figure, tmp_path / "tenants").stat().st_size > 0
+
+
+def test_public_prompts_give_back_what_isolation_takes(bar):
+    stem = list(range(1000, 1200))
+    sessions = [
+        Conversation([Turn([*stem, *range(number, number + 20)], 3)], start=float(number))
+        for number in range(6)
+    ]
+    workload = Workload("w", sessions)
+    prefixes = public.common_beginnings([each.turns[0].prompt for each in sessions])
+    assert prefixes[-1][:200] == stem
+    rates = {}
+    for name in (public.ONE, public.APART, public.PUBLIC):
+        engine = Engine.of(1000)
+        if name == public.PUBLIC:
+            engine.scheduler.cache.set_public([pack(each) for each in prefixes])
+        rates[name] = public.replay(workload, engine, bar, apart=name != public.ONE)
+    assert rates[public.APART] == 0
+    assert rates[public.PUBLIC] == pytest.approx(rates[public.ONE], abs=0.05)
+    assert rates[public.ONE] > 0.7
