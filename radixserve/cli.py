@@ -47,6 +47,7 @@ from radixserve.terminal.options import (
 )
 from radixserve.terminal.plan import plan
 from radixserve.terminal.probe import probe
+from radixserve.terminal.simulate import simulate
 from radixserve.terminal.sizes import byte_size
 from radixserve.terminal.tenants import commands as tenants_commands
 from radixserve.terminal.verify import verify
@@ -106,6 +107,7 @@ app.command()(chat)
 app.command()(probe)
 app.command()(doctor)
 app.command()(verify)
+app.command()(simulate)
 app.add_typer(tenants_commands, name="tenants")
 
 

@@ -26,10 +26,11 @@ ARROWS = {
     "text": set(),
     "engine": {"scheduling", "cache", "model", "text"},
     "server": {"engine", "text", "scheduling", "cache", "tenants"},
-    "terminal": {"engine", "text", "model", "scheduling", "cache", "tenants"},
+    "terminal": {"engine", "text", "model", "scheduling", "cache", "tenants", "simulation"},
     "cli": {"terminal", "server", "engine"},
     "kernels": set(),
     "prompts": set(),
+    "simulation": {"cache"},
     "tenants": set(),
 }
 PURE = ("cache", "scheduling")

@@ -1,0 +1,141 @@
+"""Traces: who asked when, with what, as ids of blocks that tell nothing of the text.
+
+A line is a JSON object in the form of Mooncake's traces (Qin et al., FAST 2025): ``timestamp`` in
+milliseconds, ``input_length`` and ``output_length`` in tokens, and ``hash_ids``, one for each block
+of the prompt, the last of which may be cut short. An id stands for its block and all before it.
+``tenant`` and ``block_size`` may stand beside these; without the latter a block has 512 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from radixserve.errors import RadixServeError
+from radixserve.simulation.paths import Node, Paths
+
+BLOCK = 512
+"""Tokens of a block in the traces that the form comes from."""
+LONGEST = 64 * 2**20
+"""Bytes of a line."""
+
+
+class TraceError(RadixServeError):
+    """No line of the file is a request."""
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """One request as it stands in the file."""
+
+    timestamp: float
+    """Milliseconds."""
+    input_length: int
+    hash_ids: list[int]
+    output_length: int = 0
+    tenant: str = ""
+    block_size: int = BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request."""
+
+    time: float
+    """Seconds."""
+    tokens: int
+    """Of the prompt."""
+    end: Node
+    """Where the prompt's path ends."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """Requests in the order of their times."""
+
+    calls: list[Call] = field(default_factory=list)
+    paths: Paths = field(default_factory=Paths)
+    block_size: int = 0
+    """Tokens."""
+    skipped: int = 0
+    """Lines that are none."""
+    fault: str = ""
+    """What is wrong with the first of them, and where it is."""
+
+    def add(self, line: Line, block: int) -> None:
+        """One more request, of which every ``block`` blocks count as one; only whole ones do if
+        there are several. Amortized O(blocks)."""
+        ids = line.hash_ids if block == 1 else line.hash_ids[block - 1 :: block]
+        if ids:
+            end = self.paths.add(line.tenant, ids)
+            self.calls.append(Call(line.timestamp / 1000, line.input_length, end))
+
+    @property
+    def distinct(self) -> int:
+        """Tokens of all blocks, each counted once. O(nodes)."""
+        return self.block_size * sum(node.size for node in self.paths.nodes())
+
+
+def read(
+    path: Path, *, block_size: int | None = None, progress: Callable[[int], object] = lambda _: None
+) -> Trace:
+    """The requests of a file. Memory grows with distinct blocks and with requests.
+
+    Args:
+        block_size: Tokens of a block to count in, a multiple of the trace's.
+        progress: Called with the bytes of each line.
+
+    Raises:
+        TraceError: it cannot be read, or no line is a request.
+    """
+    trace = Trace()
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(_lines(file), 1):
+                progress(len(raw))
+                if raw.strip():
+                    _take(trace, raw, f"line {number}", block_size)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not trace.calls:
+        why = trace.fault or "it is empty"
+        raise TraceError(f"{path} is no trace: {why}.")
+    trace.calls.sort(key=lambda call: call.time)
+    return trace
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines, of which none takes more memory than one may have."""
+    while raw := file.readline(LONGEST):
+        yield raw
+
+
+def _take(trace: Trace, raw: bytes, place: str, block_size: int | None) -> None:
+    try:
+        line = msgspec.json.decode(raw, type=Line)
+        _check(line)
+        own = trace.block_size or block_size or line.block_size
+        if own % line.block_size:
+            raise ValueError(f"blocks of {own} tokens are no multiple of its {line.block_size}")
+    except (msgspec.MsgspecError, ValueError) as error:
+        trace.skipped += 1
+        trace.fault = trace.fault or f"{place}: {error}"
+        return
+    trace.block_size = own
+    trace.add(line, own // line.block_size)
+
+
+def _check(line: Line) -> None:
+    if line.block_size < 1 or line.input_length < 1:
+        raise ValueError("block_size and input_length must be at least 1")
+    blocks = -(-line.input_length // line.block_size)
+    if blocks - len(line.hash_ids) not in (0, 1) or blocks < len(line.hash_ids):
+        raise ValueError(
+            f"{line.input_length} tokens are {blocks} blocks of {line.block_size}, "
+            f"not {len(line.hash_ids)}"
+        )
+    if not all(-(2**63) <= each < 2**63 for each in line.hash_ids):
+        raise ValueError("hash_ids must be 64-bit integers")

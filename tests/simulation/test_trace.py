@@ -1,0 +1,111 @@
+"""Reading traces: what is right is kept, whatever stands between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from radixserve.simulation import trace as traces
+from radixserve.simulation.paths import path
+from radixserve.simulation.trace import TraceError, read
+
+
+def line(**fields: object) -> str:
+    return json.dumps({"timestamp": 0, "input_length": 1024, "hash_ids": [1, 2], **fields})
+
+
+def written(directory: Path, *lines: str | bytes) -> Path:
+    file = directory / "trace.jsonl"
+    file.write_bytes(
+        b"\n".join(each if isinstance(each, bytes) else each.encode() for each in lines)
+    )
+    return file
+
+
+def test_what_prompts_share_is_one_path(tmp_path: Path):
+    found = read(
+        written(
+            tmp_path,
+            line(timestamp=2000, input_length=1500, hash_ids=[1, 2, 3], output_length=7),
+            line(timestamp=1000, input_length=1500, hash_ids=[1, 2, 4], extra="is ignored"),
+            "",
+        )
+    )
+    assert [call.time for call in found.calls] == [1.0, 2.0]
+    assert found.distinct == 4 * 512
+    first, second = (path(call.end) for call in found.calls)
+    assert first[0] is second[0]
+    assert [node.size for node in first] == [2, 1]
+    assert not found.skipped
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("{", "line 2: Input data was truncated"),
+        ("[]", "line 2: Expected `object`"),
+        (b"\x80\xff\x00", "line 2: "),
+        (line(hash_ids=["a"]), "Expected `int`, got `str`"),
+        (line(hash_ids=[1]), "line 2: "),
+        (line(hash_ids=[1, 2, 3]), "1024 tokens are 2 blocks of 512, not 3"),
+        (line(hash_ids=[1, 2**63]), "64-bit"),
+        (line(input_length=0, hash_ids=[]), "at least 1"),
+        (line(input_length=-5), "at least 1"),
+        (line(block_size=0), "at least 1"),
+        (line(block_size=100, input_length=200), "no multiple"),
+        (line(timestamp=None), "Expected `float`, got `null`"),
+    ],
+)
+def test_a_broken_line_is_left_out_and_named(tmp_path: Path, broken: str | bytes, why: str):
+    # Of the last block, an id may be missing, but not of one before it.
+    if broken == line(hash_ids=[1]):
+        broken = line(hash_ids=[1], input_length=1600)
+    found = read(written(tmp_path, line(), broken, line()))
+    assert len(found.calls) == 2
+    assert found.skipped == 1
+    assert found.fault.startswith("line 2: ")
+    assert why in found.fault
+
+
+@pytest.mark.parametrize("lines", [(), ("",), ("no trace",), (b"\x00" * 100,)])
+def test_a_file_without_requests_is_refused(tmp_path: Path, lines: tuple[str | bytes, ...]):
+    with pytest.raises(TraceError, match="is no trace"):
+        read(written(tmp_path, *lines))
+
+
+def test_a_folder_or_nothing_is_refused(tmp_path: Path):
+    for place in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(TraceError, match="cannot be read"):
+            read(place)
+
+
+def test_a_line_without_an_end_takes_no_more_memory_than_one_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(traces, "LONGEST", 200)
+    found = read(written(tmp_path, line(), line(hash_ids=[5] * 1000), line()))
+    assert found.skipped >= 1
+    assert len(found.calls) >= 1
+
+
+def test_larger_blocks_count_where_they_are_whole(tmp_path: Path):
+    file = written(
+        tmp_path,
+        line(input_length=2048, hash_ids=[1, 2, 3, 4]),
+        line(input_length=1536, hash_ids=[1, 2, 3]),
+        line(input_length=512, hash_ids=[1]),
+    )
+    found = read(file, block_size=1024)
+    assert [len(path(call.end)) for call in found.calls] == [2, 1]
+    assert found.distinct == 2 * 1024
+    with pytest.raises(TraceError, match="no multiple of its 512"):
+        read(file, block_size=1000)
+
+
+def test_progress_is_told_in_bytes(tmp_path: Path):
+    file = written(tmp_path, line(), line())
+    seen: list[int] = []
+    read(file, progress=seen.append)
+    assert sum(seen) == file.stat().st_size
