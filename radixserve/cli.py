@@ -39,6 +39,7 @@ from radixserve.terminal.options import (
     MaxQueue,
     QueueTimeout,
     ReasoningParser,
+    RecordTrace,
     StepTimeout,
     Tenants,
     ToolCallParser,
@@ -275,6 +276,7 @@ def serve(
     tenants: Tenants = None,
     api_key: ApiKeys = None,
     audit_log: AuditLog = None,
+    record_trace: RecordTrace = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -334,6 +336,7 @@ def serve(
             tenants_file=tenants,
             api_keys=tuple(api_key or ()),
             audit_log=audit_log,
+            record_trace=record_trace,
         )
         run(config, settings, host, port, log_level)
     except (ConfigError, ModelError) as error:
@@ -350,17 +353,19 @@ def run(
             ``host`` and ``port``.
         ModelError: the model cannot be served.
     """
+    from radixserve.server.recording import Recorder
     from radixserve.server.run import is_loopback, listen, serve_until_stopped, tenants_of
     from radixserve.server.tenants.audit import Audit
 
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("radixserve").setLevel(log_level.upper())
     tenants = tenants_of(settings)
-    with Audit(settings.audit_log) as audit:
+    with Audit(settings.audit_log) as audit, Recorder(settings.record_trace) as recorder:
         listener = listen(host, port)
         if tenants.roster is None and not is_loopback(listener.getsockname()[0]):
             err.print(WARNING.format(host=host))
-        serve_until_stopped(make_frontend(config), listener, settings, announce, tenants, audit)
+        frontend = make_frontend(config)
+        serve_until_stopped(frontend, listener, settings, announce, tenants, audit, recorder)
 
 
 def make_frontend(config: EngineConfig) -> Frontend:

@@ -25,7 +25,7 @@ ARROWS = {
     "model": {"attention", "scheduling", "cache", "kernels"},
     "text": set(),
     "engine": {"scheduling", "cache", "model", "text"},
-    "server": {"engine", "text", "scheduling", "cache", "tenants"},
+    "server": {"engine", "text", "scheduling", "cache", "tenants", "simulation"},
     "terminal": {"engine", "text", "model", "scheduling", "cache", "tenants", "simulation"},
     "cli": {"terminal", "server", "engine"},
     "kernels": set(),

@@ -33,6 +33,7 @@ from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
 from radixserve.server.openapi import openapi
 from radixserve.server.page import files, page
+from radixserve.server.recording import Recorder
 from radixserve.server.request_id import RequestId
 from radixserve.server.service import Service, Settings
 from radixserve.server.tally import CLIENT_GONE
@@ -120,9 +121,16 @@ def create_app(
     settings: Settings | None = None,
     tenants: Registry | None = None,
     audit: Audit | None = None,
+    recorder: Recorder | None = None,
 ) -> Starlette:
     """The application that serves ``frontend``, which whoever calls this starts and stops."""
-    service = Service(frontend, settings or Settings(), tenants or Registry(), audit or Audit())
+    service = Service(
+        frontend,
+        settings or Settings(),
+        tenants or Registry(),
+        audit or Audit(),
+        recorder or Recorder(),
+    )
     app = Starlette(
         routes=[*OPEN, *TENANTS, *NUMBERS, *ADMIN],
         middleware=[

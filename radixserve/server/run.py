@@ -17,6 +17,7 @@ from radixserve.engine.frontend import Frontend
 from radixserve.errors import ConfigError
 from radixserve.server.app import create_app
 from radixserve.server.protocol import BoundedProtocol
+from radixserve.server.recording import Recorder
 from radixserve.server.service import Service, Settings
 from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.registry import Registry
@@ -81,6 +82,7 @@ def serve_until_stopped(
     announce: Announce,
     tenants: Registry | None = None,
     audit: Audit | None = None,
+    recorder: Recorder | None = None,
 ) -> None:
     """Start the engine and serve it until SIGINT or SIGTERM.
 
@@ -96,7 +98,9 @@ def serve_until_stopped(
         signal.signal(each, _leave_at_once)
     factory = uvicorn.Config(create_app, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_serve(frontend, listener, settings, announce, tenants or Registry(), audit))
+        runner.run(
+            _serve(frontend, listener, settings, announce, tenants or Registry(), audit, recorder)
+        )
 
 
 async def _serve(
@@ -106,8 +110,9 @@ async def _serve(
     announce: Announce,
     tenants: Registry,
     audit: Audit | None,
+    recorder: Recorder | None,
 ) -> None:
-    app = create_app(frontend, settings=settings, tenants=tenants, audit=audit)
+    app = create_app(frontend, settings=settings, tenants=tenants, audit=audit, recorder=recorder)
     if tenants.path is not None:
         reloader = Reloader(tenants)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.start)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import time
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -26,6 +27,7 @@ from radixserve.server.dialect import Dialect
 from radixserve.server.errors import AnswerError
 from radixserve.server.limits import BODY_LIMIT
 from radixserve.server.metrics import Metrics
+from radixserve.server.recording import Recorder
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.registry import Registry
@@ -64,6 +66,8 @@ class Settings:
     """In place of such a file: of whoever may do everything."""
     audit_log: Path | None = None
     """Where a line is written for each request."""
+    record_trace: Path | None = None
+    """Where prompts are recorded, as hashes."""
     text_threads: int = 4
     """Prompts that are rendered and tokenized at once."""
     tool_call_parser: str = AUTO
@@ -88,6 +92,7 @@ class Service:
     settings: Settings
     tenants: Registry = field(default_factory=Registry)
     audit: Audit = field(default_factory=Audit)
+    recorder: Recorder = field(default_factory=Recorder)
     metrics: Metrics = field(init=False)
     large_bodies: anyio.CapacityLimiter = field(init=False)
     """One at a time is decoded, so that their memory does not add up."""
@@ -212,6 +217,7 @@ class Service:
 
     async def _answer(self, prompt: int, request: TextRequest, tally: Tally) -> Deltas:
         timer = self.metrics.request(request.tenant)
+        began, generated = time(), 0
         unfinished = request.n
         reason = "abort"  # unless we learn better, the client has gone
         try:
@@ -221,6 +227,7 @@ class Service:
                     if delta.finish in ("error", "abort"):
                         raise AnswerError(delta.error or "it was aborted by the server.")
                     timer.take(delta)
+                    generated += len(delta.tokens)
                     if delta.finish is not None:
                         unfinished -= 1
                     yield prompt, delta
@@ -238,6 +245,8 @@ class Service:
             raise
         finally:
             timer.end(unfinished, reason)
+            if generated:
+                self.recorder.note(request, began, generated)
 
 
 def _empty(request: TextRequest) -> Iterator[TextDelta]:

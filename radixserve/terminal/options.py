@@ -59,6 +59,15 @@ AuditLog = Annotated[
         metavar="FILE",
     ),
 ]
+RecordTrace = Annotated[
+    Path | None,
+    option(
+        "--record-trace",
+        panel=SERVER,
+        help="Prompts as salted hashes of their blocks, for radixserve simulate. No text.",
+        metavar="FILE",
+    ),
+]
 TorchCompile = Annotated[
     bool,
     option(

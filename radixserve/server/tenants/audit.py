@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import queue
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from radixserve.errors import ConfigError
+from radixserve.server.lines import LineFile
 from radixserve.server.tenants.visit import Visit
-
-MOST_WAITING = 2**16
-"""Lines that a slow disk may owe; more are lost, which the server's log says."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,30 +37,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit:
-    """Appends to a file, if there is one, on a thread of its own. The file may be rotated: it is
-    opened again when another one is in its place."""
+    """Appends to a file, if there is one."""
 
     def __init__(self, path: Path | None = None):
         """
         Raises:
             ConfigError: the file cannot be written.
         """
-        self._listener: QueueListener | None = None
-        if path is None:
-            return
-        try:
-            file = WatchedFileHandler(path, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
-        waiting: queue.Queue[Any] = queue.Queue(MOST_WAITING)
-        self._handler = QueueHandler(waiting)
-        self._listener = QueueListener(waiting, file)
-        self._listener.start()
-        self._file = file
+        self._lines = None if path is None else LineFile(path)
 
     def note(self, scope: Scope, visit: Visit | None, seconds: float) -> None:
         """A request has ended."""
-        if self._listener is None:
+        if self._lines is None:
             return
         state = scope["state"]
         usage = state["tally"].usage()
@@ -83,14 +65,12 @@ class Audit:
             status=state["tally"].status,
             duration=round(seconds, 6),
         )
-        line = msgspec.json.encode(entry).decode()
-        self._handler.handle(logging.makeLogRecord({"msg": line}))
+        self._lines.append(msgspec.json.encode(entry).decode())
 
     def close(self) -> None:
         """Write what waits, and close the file."""
-        if self._listener is not None:
-            self._listener.stop()
-            self._file.close()
+        if self._lines is not None:
+            self._lines.close()
 
     def __enter__(self) -> Self:
         return self
