@@ -27,7 +27,16 @@ from bench import phases, report
 from bench.machine import machine, names
 from bench.phases import Bench
 from bench.servers import ServerError
-from bench.sizes import FULL, NAMES, QUICK, Size, build, sweep_workload, unshared_workload
+from bench.sizes import (
+    FULL,
+    NAMES,
+    QUICK,
+    Size,
+    build,
+    long_shared_workload,
+    sweep_workload,
+    unshared_workload,
+)
 from bench.workloads import Encode
 from radixserve.config import EngineConfig
 from radixserve.engine.model_files import prepare
@@ -122,8 +131,12 @@ async def _run(bench: Bench) -> None:
     if options.url:
         return
     if "deterministic" in wanted:
-        both = [sweep_workload(quick=quick), unshared_workload(quick=quick)]
-        part = partial(phases.deterministic, bench, both)
+        made = [
+            sweep_workload(quick=quick),
+            unshared_workload(quick=quick),
+            long_shared_workload(quick=quick),
+        ]
+        part = partial(phases.deterministic, bench, made)
         await phases.within(bench, "deterministic", 0.3, part)
     if "tree" in wanted:
         phases.tree(bench, unshared_workload(quick=quick))

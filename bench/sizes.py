@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import traces, workloads
@@ -144,3 +144,12 @@ def unshared_workload(*, quick: bool) -> Workload:
     if quick:
         return workloads.unshared(requests=4, prompt=64, output=4)
     return workloads.unshared(requests=8, prompt=512, output=32)
+
+
+def long_shared_workload(*, quick: bool) -> Workload:
+    """Answers that are long beside their prompts' own part: decoding on one prefix is the work."""
+    shape = (128, 6) if quick else (2048, 64)
+    made = workloads.generated_shared_prefix(
+        groups=1, per_group=8, system=shape[0], question=16, output=shape[1]
+    )
+    return replace(made, name="long-shared-prefix")
