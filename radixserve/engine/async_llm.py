@@ -73,6 +73,7 @@ class AsyncLLM(Asking):
         self.card = ModelCard(
             name=self.config.served_model_name or name,
             max_model_len=runner.info.max_model_len,
+            capacity=(runner.info.num_pages - 1) * self.config.page_size,
             vocab_size=runner.info.vocab_size,
             created=int(time.time()),
             page_size=self.config.page_size,

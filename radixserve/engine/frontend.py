@@ -20,6 +20,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     max_model_len: int
+    capacity: int | None = None
+    """Tokens that all KV pages hold; None: at least ``max_model_len``."""
     vocab_size: int
     created: int
     """Unix time at which it was loaded, in seconds."""
@@ -29,6 +31,12 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"
     defaults: dict[str, float | int] = {}
     """Sampling defaults of the model's generation_config.json (temperature, top_p, ...)."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that can ever run."""
+        held = self.max_model_len if self.capacity is None else self.capacity
+        return min(self.max_model_len, held)
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -60,6 +61,17 @@ class ApiError(Exception):
         if param is not None:
             param = _short(param, MAX_PARAM)
         return msgspec.json.encode(ErrorBody(ErrorObject(message, self.type, param, self.code)))
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """The same of fields that the client knows by other ``names``."""
+        words = "|".join(map(re.escape, names))
+        message = re.sub(rf"\b({words})\b", lambda found: names[found[0]], self.message)
+        name, dot, rest = (self.param or "").partition(".")
+        return replace(self, message=message, param=names.get(name, name) + dot + rest or None)
+
+    def within(self, path: str) -> ApiError:
+        """The same of fields that stand in the one at ``path``."""
+        return replace(self, param=f"{path}.{self.param}" if self.param else path)
 
     def response(self) -> Response:
         return Response(self.body(), self.status, self.headers, "application/json")

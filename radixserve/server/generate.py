@@ -5,8 +5,8 @@ Streams are cumulative, as there: each event holds the whole text so far.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -19,9 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TextRequest
+from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.answer import clipped
-from radixserve.server.errors import ApiError
+from radixserve.server.errors import ApiError, invalid_json, to_api_error
 from radixserve.server.fields import ignored_header, triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import sampling_params, text_request
@@ -45,8 +46,21 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "session_params": ({},),
 }
 """Fields that are refused, each with the values that ask for nothing, beside null."""
-UNSUPPORTED = ("structural_tag", "stop_regex")
-"""Sampling parameters that are refused."""
+NEUTRAL_SAMPLING: dict[str, tuple[object, ...]] = {
+    "structural_tag": (),
+    "stop_regex": ([], ""),
+    "spaces_between_special_tokens": (True,),
+    "custom_params": ({},),
+}
+"""Likewise of sampling parameters."""
+NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "logprobs": "top_logprobs_num",
+}
+"""What is called otherwise in OpenAI's API, by its name there."""
+SAMPLING = "sampling_params"
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -90,11 +104,12 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, service.settings.body_limit)
     fields, raws = await decode(body, GenerateRequest, service.large_bodies)
     ignored = triage(raws, GenerateRequest, NEUTRAL)
-    chosen = _sampling(fields)
+    chosen, without_effect = _sampling(fields)
     sent = _prompts(fields)
     identity = uuid4().hex
     form = _form(chosen)
-    draft = _draft(service, request, fields, chosen, form, identity, len(sent))
+    with _their_names("text" if fields.input_ids is None else "input_ids"):
+        draft = _draft(service, request, fields, chosen, form, identity, len(sent))
     service.check_load()
     await check_form(service, form)
     tokens = [
@@ -107,7 +122,7 @@ async def generate(request: Request) -> Response:
     ]
     answers = Answers(identity, prompts, logprobs=bool(fields.return_logprob))
     deltas = service.answers(prompts, request.state.visit)
-    headers = ignored_header(ignored)
+    headers = ignored_header([*ignored, *without_effect])
     several = ("text" not in sent and "input_ids" not in sent) or draft.n > 1
     if fields.stream:
         return EventStream(answers.events(deltas, several), service.settings, headers)
@@ -184,20 +199,34 @@ def _finish(delta: TextDelta) -> dict[str, Any] | None:
     return {"type": delta.finish, "matched": delta.stop}
 
 
-def _sampling(fields: GenerateRequest) -> SamplingFields:
-    """Raises ApiError: 400, a sampling parameter is of a wrong type or not supported."""
-    sent = fields.sampling_params or {}
-    for name in UNSUPPORTED:
-        if name in sent and bytes(sent[name]) != b"null":
-            raise _unsupported(f"sampling_params.{name}")
+@contextmanager
+def _their_names(prompt: str) -> Iterator[None]:
+    """Errors name fields as this API does; that of the prompts is called ``prompt``."""
     try:
-        return msgspec.convert(
-            {name: msgspec.json.decode(raw) for name, raw in sent.items()},
-            SamplingFields,
-            strict=False,
-        )
-    except msgspec.ValidationError as error:
-        raise invalid("sampling_params", f"sampling_params: {error}", "invalid_type") from error
+        yield
+    except (ApiError, InvalidRequestError) as error:
+        told = to_api_error(error).renamed({**NAMES, "prompt": prompt})
+        name = (told.param or "").partition(".")[0]
+        if name in SamplingFields.__struct_fields__:
+            told = told.within(SAMPLING)
+        raise told from error
+
+
+def _sampling(fields: GenerateRequest) -> tuple[SamplingFields, list[str]]:
+    """The sampling parameters, and the paths of those that have no effect.
+
+    Raises:
+        ApiError: 400, one of them is of a wrong type or not supported.
+    """
+    sent = fields.sampling_params or {}
+    try:
+        ignored = triage(sent, SamplingFields, NEUTRAL_SAMPLING)
+        chosen = msgspec.json.decode(msgspec.json.encode(sent), type=SamplingFields, strict=False)
+    except msgspec.DecodeError as error:
+        raise invalid_json(error).within(SAMPLING) from error
+    except ApiError as error:
+        raise error.within(SAMPLING) from error
+    return chosen, [f"{SAMPLING}.{name}" for name in ignored]
 
 
 def _form(chosen: SamplingFields) -> Form | None:
@@ -209,7 +238,7 @@ def _form(chosen: SamplingFields) -> Form | None:
         ebnf=chosen.ebnf,
     )
     form = form_of(asked)
-    return None if form is None else form.within("sampling_params")
+    return None if form is None else form.within(SAMPLING)
 
 
 def _prompts(fields: GenerateRequest) -> dict[str, Prompt]:
@@ -261,8 +290,8 @@ def _draft(
     sampling = sampling_params(
         asked,
         service.frontend.card,
-        max_tokens=("max_new_tokens", DEFAULT_MAX_TOKENS if length is None else length),
-        logprobs=("top_logprobs_num", top if fields.return_logprob else None),
+        max_tokens=("max_tokens", DEFAULT_MAX_TOKENS if length is None else length),
+        logprobs=("logprobs", top if fields.return_logprob else None),
         grammar=None if form is None else form.grammar,
     )
     return text_request(

@@ -10,7 +10,7 @@ from radixserve.engine.messages import CacheMode
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
-from radixserve.server.errors import ApiError
+from radixserve.server.errors import ApiError, to_api_error
 from radixserve.server.wire import GenerationFields, invalid
 from radixserve.tenants.file import PRIORITIES
 
@@ -61,7 +61,7 @@ def sampling_params(
         grammar: The form of the answer.
 
     Raises:
-        InvalidRequestError: a value is out of its range; ``param`` is the client's name for it.
+        ApiError: 400, a value is out of its range; ``param`` is the client's name for it.
     """
     chosen: dict[str, float | int] = dict(card.defaults)
     for name in (
@@ -91,12 +91,7 @@ def sampling_params(
         sampling.check_vocabulary(card.vocab_size)
     except InvalidRequestError as error:
         names = {"max_tokens": max_tokens[0], "logprobs": logprobs[0]}
-        if error.param in names:
-            renamed = names[error.param]
-            raise invalid(
-                renamed, error.message.replace(error.param, renamed, 1).rstrip(".")
-            ) from error
-        raise
+        raise to_api_error(error).renamed(names) from error
     return sampling
 
 

@@ -153,12 +153,12 @@ class Service:
         return tokens
 
     def check_length(self, tokens: int, param: str, *, at_least: bool = False) -> None:
-        """Refuse a prompt of ``tokens`` tokens that leaves no room for an answer.
+        """Refuse a prompt of ``tokens`` tokens that leaves no room for an answer, ever.
 
         Raises:
             ContextLengthError: it does.
         """
-        limit = self.frontend.card.max_model_len
+        limit = self.frontend.card.longest
         if tokens >= limit:
             raise ContextLengthError(tokens, limit, param=param, at_least=at_least)
 

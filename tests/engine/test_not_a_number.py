@@ -15,10 +15,12 @@ from tests.engine.test_interrupted_prefills import PROMPT, ask, finish
 from tests.model import tiny
 
 
+@pytest.mark.parametrize("budget", [512, 32], ids=["at once", "in chunks"])
 def test_a_prompt_can_be_asked_again_after_its_computation_went_wrong_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
 ):
-    core = engine(tiny.write(tmp_path), page_size=4, num_pages=80)
+    settings = {"max_num_batched_tokens": budget, "max_num_seqs": 4}
+    core = engine(tiny.write(tmp_path), page_size=4, num_pages=80, **settings)
     runner: Any = core.runner
     kv, logits = runner._storage.kv, runner._logits
 
@@ -33,6 +35,7 @@ def test_a_prompt_can_be_asked_again_after_its_computation_went_wrong_once(
     while not deltas:
         deltas = core.step()
     assert [delta.finish for delta in deltas] == ["error"]
+    assert core.stats().steps == -(-len(PROMPT) // budget)
     monkeypatch.setattr(runner, "_logits", logits)
     first, _ = finish(core, "right", PROMPT)
     again, cached = finish(core, "again", PROMPT)

@@ -94,6 +94,8 @@ class FakeFrontend:
         self.refuse: Exception | None = None
         self.fail_after: int | None = None
         self.die_after: int | None = None
+        self.pace = 0.0
+        """Seconds before each token."""
         self.logprob = -0.5
         self.alive = True
         self.most = 1024
@@ -180,6 +182,8 @@ class FakeFrontend:
             if position == self._hold_after:
                 assert self._gate is not None
                 await self._gate.wait()
+            if self.pace:
+                await asyncio.sleep(self.pace)
             if position == self.die_after:
                 raise RuntimeError("secret detail")
             usage = Usage(len(request.prompt) // 4, position + 1, cached)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server.asking import USER, chat, events, refused
+from tests.server.asking import USER, chat, complete, events, refused
 from tests.server.fake import ANSWER, MODEL, FakeFrontend
 
 
@@ -67,10 +67,12 @@ def test_each_streamed_choice_begins_with_its_role_and_ends_once(client: TestCli
         assert [chunk["finish_reason"] for chunk in own].count("stop") == 1
 
 
-def test_a_stream_has_no_usage_unless_asked(client: TestClient):
-    for chunk in events(chat(client, stream=True)):
-        assert "usage" not in chunk
-        assert len(chunk["choices"]) == 1
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
+def test_a_stream_has_no_usage_unless_asked(client: TestClient, options: dict | None):
+    for ask in (chat, complete):
+        for chunk in events(ask(client, stream=True, stream_options=options)):
+            assert "usage" not in chunk
+            assert len(chunk["choices"]) == 1
 
 
 def test_usage_comes_once_and_last_with_no_choices(client: TestClient):

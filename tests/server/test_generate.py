@@ -103,19 +103,50 @@ def test_extra_key_narrows_beside_the_salt(client: TestClient, frontend: FakeFro
         ({"text": "a", "lora_path": "x"}, "lora_path"),
         ({"text": "a", "image_data": "x" * 100}, "image_data"),
         ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex"),
-        ({"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params"),
-        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
-        ({"text": "a", "sampling_params": {"n": 10**9}}, "n"),
+        ({"text": [""]}, "text.0"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [[1], []]}, "input_ids.1"),
+        ({"text": "a", "sampling_params": {"custom_params": {"x": 1}}},
+         "sampling_params.custom_params"),
+        ({"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"text": "a", "sampling_params": {"n": 10**9}}, "sampling_params.n"),
+        ({"text": "a", "sampling_params": {"stop": ["a"] * 5}}, "sampling_params.stop"),
+        ({"text": "a", "sampling_params": {"stop": ["a", 1]}}, "sampling_params.stop.1"),
+        ({"text": "a", "sampling_params": {"logit_bias": {"1": 101}}},
+         "sampling_params.logit_bias.1"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        ({"text": "a", "sampling_params": {"min_new_tokens": 129}},
+         "sampling_params.min_new_tokens"),
+        ({"text": "a", "sampling_params": {"sampling_seed": 2**64}},
+         "sampling_params.sampling_seed"),
+        ({"text": "a", "priority": 2**31}, "priority"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num"),
         ({"text": "x" * 300}, "text"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_named(
     client: TestClient, frontend: FakeFrontend, fields: dict[str, Any], param: str
 ):
     assert refused(generate(client, **fields))[0] == param
     assert frontend.requests == []
+
+
+def test_refusals_speak_of_fields_by_their_names_here(client: TestClient, frontend: FakeFrontend):
+    short = {"min_new_tokens": 5, "max_new_tokens": 2}
+    message = error_of(generate(client, text="a", sampling_params=short))["message"]
+    assert message == "min_new_tokens (5) is greater than max_new_tokens (2)."
+    frontend.most = 2
+    for prompts in ({"text": ["a"] * 3}, {"input_ids": [[1]] * 3}):
+        assert [refused(generate(client, **prompts))[0]] == list(prompts)
+
+
+def test_sampling_parameters_without_effect_are_listed(client: TestClient):
+    sampling = {"temprature": 1, "stream_interval": 2, "custom_params": {}, "top_k": None}
+    answer = generate(client, text="a", sampling_params={**sampling, "stop_regex": None}, rid="b")
+    listed = "rid, sampling_params.stream_interval, sampling_params.temprature"
+    assert answer.headers["x-radixserve-ignored"] == listed
 
 
 @pytest.mark.parametrize(

@@ -59,20 +59,25 @@ def test_no_tokens_at_all_are_refused_by_name_whatever_else_is_asked(tmp_path, f
     asyncio.run(asyncio.wait_for(scenario(), HANG))
 
 
+GENERATE = "/generate"
+SHARED = ["temperature", "top_p", "top_k", "min_p", "n"]
+SHARED += ["repetition_penalty", "presence_penalty", "frequency_penalty"]
+COMMON = [*SHARED, "seed", "max_tokens", "min_tokens", "priority", "timeout"]
 NUMBERS = {
-    COMPLETIONS: ["logprobs", "best_of"],
-    CHAT: ["top_logprobs", "max_completion_tokens"],
+    COMPLETIONS: ["logprobs", "best_of", *COMMON],
+    CHAT: ["top_logprobs", "max_completion_tokens", *COMMON],
+    GENERATE: ["top_logprobs_num", "priority"],
 }
-for _common in NUMBERS.values():
-    _common += ["temperature", "top_p", "top_k", "min_p", "seed", "n", "max_tokens", "min_tokens"]
-    _common += [
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "priority",
-        "timeout",
-    ]
-ASKED = {COMPLETIONS: '"prompt": "a"', CHAT: '"messages": [{"role": "user", "content": "a"}]'}
+for _name in (*SHARED, "sampling_seed", "max_new_tokens", "min_new_tokens"):
+    NUMBERS[GENERATE].append(f"sampling_params.{_name}")
+_ASKED = {
+    COMPLETIONS: '"prompt": "a", "max_tokens": 3',
+    CHAT: '"messages": [{"role": "user", "content": "a"}], "logprobs": true, "max_tokens": 3',
+    GENERATE: '"text": "a", "return_logprob": true, "sampling_params": {"max_new_tokens": 3}',
+}
+ASKED = {(path, ""): f"{{{asked}, %s}}" for path, asked in _ASKED.items()}
+ASKED[GENERATE, "sampling_params"] = '{"text": "a", "sampling_params": {"max_new_tokens": 3, %s}}'
+"""By route and place of the field; of one that comes twice the last one counts."""
 VALUES = [
     *("0", "-0.0", "-1", "1e6", "1e308", "-1e308", "5e-324", "NaN", "Infinity", "-Infinity"),
     *("1e400", "18446744073709551616", "-9223372036854775809", "9" * 400, '"1"', "true", "[]"),
@@ -81,16 +86,13 @@ VALUES = [
 
 @pytest.mark.parametrize("path", NUMBERS)
 def test_every_number_that_cannot_be_is_refused_by_name_and_hangs_nothing(tmp_path, path: str):
-    asked = ASKED[path]
-
     async def scenario() -> None:
         async with stack(tmp_path) as server:
             answered = 0
             for field in NUMBERS[path]:
-                limit = "" if field.startswith("max_") else ', "max_tokens": 3'
+                place, _, name = field.rpartition(".")
                 for value in VALUES:
-                    logprobs = ', "logprobs": true' if field == "top_logprobs" else ""
-                    body = f'{{{asked}{limit}{logprobs}, "{field}": {value}}}'
+                    body = ASKED[path, place] % f'"{name}": {value}'
                     response = await server.send(path, body)
                     assert len(response.content) < 5000
                     if response.status_code == 400:

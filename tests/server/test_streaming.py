@@ -18,7 +18,9 @@ from radixserve.server.app import create_app
 from radixserve.server.service import Settings
 from tests.server.asking import USER
 from tests.server.fake import ANSWER, MODEL, FakeFrontend, serving
+from tests.text.parsing.samples import TOOLS
 
+CALL = "<tool_call>" + " " * 40 + '{"name": "now", "arguments": {}}</tool_call>'
 HANG = 20.0
 """Seconds after which something has hung."""
 
@@ -78,6 +80,22 @@ def test_comments_fill_a_silence_in_the_middle_too(url: str, frontend: FakeFront
         assert next(line for line in lines if line.startswith(":")) == ": keep-alive"
         frontend.release()
         assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_comments_fill_the_silence_while_tokens_come_that_cannot_be_told_yet():
+    frontend = FakeFrontend(CALL, max_model_len=5000)
+    frontend.tokenizer.takes_tools = True
+    frontend.pace = 0.01
+    settings = Settings(keep_alive=0.05, tool_call_parser="hermes")
+    body = {"messages": USER, "tools": TOOLS, "stream": True}
+    with serving(create_app(frontend, settings=settings)) as served:
+        url = f"{served.url}/v1/chat/completions"
+        with httpx2.stream("POST", url, json=body, timeout=HANG) as response:
+            lines = [line for line in response.iter_lines() if line]
+    role = next(at for at, line in enumerate(lines) if '"role":"assistant"' in line)
+    call = next(at for at, line in enumerate(lines) if '"tool_calls":' in line)
+    assert lines[role + 1 : call] == [": keep-alive"] * (call - role - 1)
+    assert call - role > 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -264,6 +264,22 @@ def test_a_choice_that_cannot_be_is_refused(choice: Any, param: str):
         assert not frontend.requests
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        NAMED,
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_that_the_model_would_have_to_be_kept_to_is_refused(choice: Any, stream: bool):
+    with saying(HERMES.text) as (client, frontend):
+        response = chat(client, tools=TOOLS, tool_choice=choice, stream=stream)
+        assert refused(response) == ("tool_choice", "unsupported_value")
+        assert not frontend.requests
+
+
 def test_a_choice_needs_tools(client: TestClient):
     assert refused(chat(client, tool_choice="required"))[0] == "tool_choice"
     assert refused(chat(client, tool_choice=NAMED))[0] == "tool_choice"

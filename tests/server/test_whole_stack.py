@@ -35,7 +35,7 @@ def test_requests_that_step_back_for_want_of_pages_answer_as_if_they_were_alone(
 
     def noted(self, request, draft):
         preempted.add(request.id)
-        preempt(self, request, draft)
+        return preempt(self, request, draft)
 
     monkeypatch.setattr(Scheduler, "_preempt", noted)
     fields: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
@@ -168,6 +168,61 @@ def test_more_answers_than_can_ever_be_under_way_are_refused_for_good(tmp_path):
             answer = await server.ask(prompt="a", n=5, max_tokens=9)
             assert [said(answer, index) for index in range(5)] == [TEXT[:9]] * 5
             await server.settle()
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+@pytest.mark.parametrize("seats", [2, 8])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_several_answers_cost_their_prompt_once_however_few_of_them_find_a_seat(
+    tmp_path, path: str, seats: int
+):
+    asked: dict[str, Any] = {"prompt": LONG}
+    if path == CHAT:
+        asked = {"messages": [{"role": "user", "content": "A question, at some length"}]}
+
+    async def scenario() -> None:
+        async with stack(tmp_path, max_num_seqs=seats) as server:
+            for warm in (False, True):
+                before = server.engine.stats().computed_tokens
+                counts = usage(await server.ask(path, **asked, n=5, max_tokens=8))
+                length = counts["prompt_tokens"]
+                reused = counts["prompt_tokens_details"]["cached_tokens"]
+                assert reused == (length - 1 if warm else 0)
+                assert counts["completion_tokens"] == 5 * 8
+                # Those that find no seat at first compute the prompt's last token anew.
+                late = max(0, 5 - seats)
+                computed = server.engine.stats().computed_tokens - before
+                assert computed <= length - reused + 5 * 7 + late
+            await server.settle()
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("pages", "room"), [(200, 400), (31, 120)])
+def test_a_prompt_that_can_never_fit_is_refused_by_the_name_of_its_field(
+    tmp_path, pages: int, room: int, stream: bool
+):
+    long = [20 + i % 200 for i in range(room)]
+
+    async def scenario() -> None:
+        async with stack(tmp_path, num_pages=pages) as server:
+            for path, fields, param in (
+                (COMPLETIONS, {"prompt": long}, "prompt"),
+                (COMPLETIONS, {"prompt": [long[1:], long]}, "prompt.1"),
+                (COMPLETIONS, {"prompt": "x" * room}, "prompt"),
+                (CHAT, {"messages": [{"role": "user", "content": "x" * room}]}, "messages"),
+                ("/generate", {"text": "x" * room}, "text"),
+                ("/generate", {"input_ids": [long[1:], long]}, "input_ids.1"),
+            ):
+                response = await server.ask(path, **fields, stream=stream)
+                assert refused(response) == (param, "context_length_exceeded")
+                assert f"context length is {room} tokens" in response.text
+            assert server.engine.stats().steps == 0
+            answer = await server.ask(prompt=long[1:], max_tokens=9)
+            assert said(answer) == TEXT[:1]
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
 
     asyncio.run(asyncio.wait_for(scenario(), HANG))
 

@@ -147,6 +147,7 @@ class SupervisedLLM(Asking):
         self.card = ModelCard(
             name=self.config.served_model_name or found.name,
             max_model_len=ready.max_model_len,
+            capacity=ready.stats.pages_total * self.config.page_size,
             vocab_size=ready.vocab_size,
             created=int(time.time()) if first else self.card.created,
             page_size=self.config.page_size,
