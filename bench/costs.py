@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from radixserve.attention.arrays import paged_batch
+from radixserve.cache.namespace import Namespace, of_tenant, on_engine
 from radixserve.cache.node import walk
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.config import EngineConfig
@@ -149,6 +150,19 @@ def evict_one(leaves: int, repeats: int) -> Samples:
         return {"evict(1)": [clock(evict_leaf) / LEAF_BLOCKS for _ in range(repeats)]}
 
 
+def namespace(salt: int, repeats: int) -> Samples:
+    """Of a tenant's request with a salt of ``salt`` bytes: the client's part, made the tenant's own
+    in the server, and that of the KV's format in the engine."""
+    sent = "s" * salt
+
+    def make() -> None:
+        for _ in range(100):
+            on_engine("fp8 1", of_tenant("acme", Namespace(salt=sent).key()))
+
+    with quiet():
+        return {"a request": [clock(make) / 100 for _ in range(repeats)]}
+
+
 def memory(leaves: int, repeats: int) -> Samples:
     """Bytes a leaf, beyond the bytes in its key and in its row of pages."""
     cache = PrefixCache(4 * leaves, PAGE)
@@ -243,6 +257,14 @@ STUDIES = (
         limit=lambda pages: 2.0,
     ),
     Study("evict(1)", "leaves", "µs", (1000, 5000, 20_000, 50_000), evict_one, times_first=3.0),
+    Study(
+        "make a namespace",
+        "bytes of salt",
+        "µs",
+        (8, 64, 512),
+        namespace,
+        limit=lambda salt: 2.0,
+    ),
     Study(
         "Python memory of a leaf",
         "leaves",

@@ -34,6 +34,7 @@ from radixserve.terminal.options import (
     BatchedTokens,
     DrainTimeout,
     FilesDir,
+    FilesLimit,
     LongPrefill,
     MaxPasses,
     MaxQueue,
@@ -271,6 +272,7 @@ def serve(
     step_timeout: StepTimeout = DEFAULTS.step_timeout,
     drain_timeout: DrainTimeout = 30.0,
     files_dir: FilesDir = None,
+    files_limit: FilesLimit = None,
     tool_call_parser: ToolCallParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
     tenants: Tenants = None,
@@ -289,7 +291,7 @@ def serve(
     Whether a prompt was reused stands in each answer, in
     usage.prompt_tokens_details.cached_tokens, and in sum at /metrics.
     """
-    from radixserve.server.service import Settings
+    from radixserve.server.service import FILES_LIMIT, Settings
 
     try:
         config = EngineConfig(
@@ -331,6 +333,7 @@ def serve(
             priorities=config.scheduling_policy == "priority",
             drain_timeout=drain_timeout,
             files_dir=files_dir,
+            files_limit=files_limit or FILES_LIMIT,
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
             tenants_file=tenants,

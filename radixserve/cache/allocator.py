@@ -92,10 +92,7 @@ class Allocator:
         """Evict up to ``count`` pages of ``victim``, coldest first; returns how many it were."""
         pool, order = self.pool, victim.order
         freed = 0
-        while freed < count and len(order):
-            leaf = order.coldest()
-            if leaf.last_use > pool.ended:
-                break
+        while freed < count and (leaf := order.pop(pool.ended)) is not None:
             pages = self.tree.trim(leaf, count - freed)
             pool.give_back(pages, unused=True)
             freed += len(pages)

@@ -22,9 +22,6 @@ class EvictionOrder:
     def __init__(self) -> None:
         self._leaves: SortedKeyList[Node, int] = SortedKeyList(key=_place)
 
-    def __len__(self) -> int:
-        return len(self._leaves)
-
     def add(self, leaf: Node) -> None:
         """O(log leaves)."""
         self._leaves.add(leaf)
@@ -37,13 +34,13 @@ class EvictionOrder:
         """
         self._leaves.remove(leaf)
 
-    def coldest(self) -> Node:
-        """The leaf to evict next. O(1).
-
-        Raises:
-            IndexError: nothing can be evicted.
-        """
-        return self._leaves[0]
+    def pop(self, last_use: int) -> Node | None:
+        """Take out the coldest leaf, unless it was in use after ``last_use``. O(log leaves)."""
+        leaves = self._leaves
+        if not leaves or leaves[0].last_use > last_use:
+            return None
+        leaf: Node = leaves.pop(0)
+        return leaf
 
     def leaves(self) -> list[Node]:
         """All of them, coldest first. O(leaves)."""

@@ -23,8 +23,7 @@ def check(cache: PrefixCache) -> None:
     Raises:
         CacheError: with what is wrong, at the first thing found.
     """
-    roots = [*cache.tree.roots.values(), *cache.tree.hung.values()]
-    attached = [node for root in roots for node in walk(root)]
+    attached = [node for root in cache.tree.all_roots() for node in walk(root)]
     cut_off = _cut_off(cache)
     _check_pages(cache, attached, cut_off)
     for node in attached:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import attrgetter
+
+import msgspec
 
 PUBLIC = b"\xff"
 """The namespace of what everybody may share; no key begins so, since no field has this number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Namespace:
+class Namespace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything besides the tokens that decides whether two requests may share KV pages.
 
     ``key()`` is injective: every field is written with its number and its length, so that no two
@@ -33,7 +33,6 @@ class Namespace:
 
     def key(self) -> bytes:
         """The namespace as bytes. O(length of the fields)."""
-        # Every request makes one: asking ``fields`` each time would cost more than all the rest.
         key = b""
         for number, value in zip(_NUMBERS, _values(self), strict=True):
             if value is not None:
@@ -41,9 +40,8 @@ class Namespace:
         return key
 
 
-_NAMES = [each.name for each in fields(Namespace)]
-_NUMBERS = [bytes([number]) for number in range(len(_NAMES))]
-_values = attrgetter(*_NAMES)
+_NUMBERS = [bytes([number]) for number, _ in enumerate(Namespace.__struct_fields__)]
+_values = attrgetter(*Namespace.__struct_fields__)
 
 
 def _field(number: bytes, value: str) -> bytes:
@@ -70,7 +68,12 @@ def of_tenant(tenant: str | None, namespace: bytes) -> bytes:
 
     Injective like ``Namespace.key``: the fields come in another order, each with its number.
     """
-    return Namespace(tenant=tenant).key() + namespace
+    return _tenant(tenant) + namespace
+
+
+@lru_cache(maxsize=1024)
+def _tenant(tenant: str | None) -> bytes:
+    return Namespace(tenant=tenant).key()
 
 
 def client_namespace(salt: str | None) -> bytes:

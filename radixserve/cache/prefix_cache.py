@@ -23,6 +23,7 @@ from radixserve.cache.node import (
 )
 from radixserve.cache.pages import PageCopy, PagePool
 from radixserve.cache.public import PublicPrefixes
+from radixserve.cache.purge import Purge, forget, withdraw
 from radixserve.cache.quota import Account, Accounts
 from radixserve.cache.tree import RadixTree
 from radixserve.tenant import OPEN, Terms
@@ -41,15 +42,6 @@ class Peek:
     @property
     def tokens(self) -> int:
         return self.blocks + self.copied
-
-
-@dataclass(frozen=True, slots=True)
-class Purge:
-    """What a purge did, in pages."""
-
-    dropped: int
-    held: int
-    """Still used by running requests; they come back when those end, and nobody else sees them."""
 
 
 class PrefixCache:
@@ -215,14 +207,22 @@ class PrefixCache:
 
     def purge(self, namespace: bytes) -> Purge:
         """Forget a namespace, also under load: running requests keep what they hold, and nothing
-        that they compute later is published. O(its nodes + leases)."""
-        return self._cut_off(root for root in self._roots() if root.namespace == namespace)
+        that they compute later is published. O(its nodes + roots + leases)."""
+        return forget(
+            self,
+            [root for root in self.tree.all_roots() if root.namespace == namespace],
+            [lease for lease in self.leases if lease.namespace == namespace],
+        )
 
     def reset(self, tenant: str | None = None) -> Purge:
         """Forget everything, or all of one tenant, as ``purge`` does it. O(nodes + leases)."""
-        account = None if tenant is None else self.accounts.get(tenant)
-        return self._cut_off(
-            root for root in self._roots() if tenant is None or root.account is account
+        if tenant is None:
+            return forget(self, self.tree.all_roots(), self.leases)
+        account = self.accounts.get(tenant)
+        return forget(
+            self,
+            [root for root in self.tree.all_roots() if root.account is account],
+            [lease for lease in self.leases if lease.account is account],
         )
 
     def set_public(self, prefixes: Iterable[Tokens], *, namespace: bytes = PUBLIC) -> None:
@@ -234,7 +234,7 @@ class PrefixCache:
         """
         self.public.namespace = namespace
         for prefix in self.public.set(prefixes):
-            self._withdraw(prefix)
+            withdraw(self, prefix)
 
     def scope(self, tokens: Tokens, namespace: bytes, at: int) -> bytes:
         """In which namespace the block of ``tokens`` stands that begins at token ``at``. O(public
@@ -296,6 +296,7 @@ class PrefixCache:
             above = upper(at)
             if isinstance(above, Root) and above.above is not None:
                 above = above.above
+            at.account.order.remove(at)
             self.give_back(at.account, self.tree.trim(at, len(at.pages)))
             at = above
 
@@ -319,6 +320,7 @@ class PrefixCache:
             return
         leaf = anchor.children[place]
         if self.tree.is_open(leaf) and not leaf.pins:
+            leaf.account.order.remove(leaf)
             self.give_back(leaf.account, self.tree.trim(leaf, 1))
 
     # Below here: the parts of the above
@@ -346,38 +348,6 @@ class PrefixCache:
         tree.pin(anchor)
         tree.unpin(end, now=0)
         return anchor, at
-
-    def _roots(self) -> list[Root]:
-        return [*self.tree.hung.values(), *self.tree.roots.values()]
-
-    def _cut_off(self, roots: Iterable[Root]) -> Purge:
-        dropped = held = 0
-        for root in roots:
-            freed, still = self.tree.detach(root)
-            self.give_back(root.account, freed)
-            dropped += len(freed)
-            held += still
-        return Purge(dropped, held)
-
-    def _withdraw(self, prefix: bytes) -> None:
-        """``prefix`` is public no more."""
-        for lease in self.leases:
-            if lease.public == prefix and lease.published * TOKEN_BYTES < len(prefix):
-                lease.keep = False
-        self._cut_off(root for root in self._roots() if root.prefix == prefix)
-        tree = self.tree
-        root = tree.roots.get(self.public.namespace)
-        kept = self.public.common(prefix)
-        if root is None or kept == len(prefix):
-            return
-        anchor, at, child, common = tree.descend(root, prefix, kept)
-        if at + common < kept:
-            return
-        if child is not None:
-            anchor = tree.split(child, common)
-        rest = anchor.child(prefix[kept : kept + tree.block])
-        if rest is not None:
-            self.give_back(rest.account, tree.detach(rest)[0])
 
     def _reusable(self, tokens: Tokens, limit: int | None) -> int:
         """Bytes of ``tokens`` that may be reused."""

@@ -102,6 +102,10 @@ class RadixTree:
         self.roots[namespace] = root
         return root
 
+    def all_roots(self) -> list[Root]:
+        """What hangs below public prefixes first. O(roots)."""
+        return [*self.hung.values(), *self.roots.values()]
+
     def hang(self, above: Node, prefix: bytes, namespace: bytes, tenant: str) -> Root:
         """The root of ``namespace`` below ``above``, the pinned end of a public prefix; made for
         ``tenant`` when it is new. O(1)."""
@@ -138,8 +142,7 @@ class RadixTree:
         node.key = node.key[at:]
         node.pages = node.pages[blocks:]
         node.parent = upper
-        upper.keys = [node.key]
-        upper.children = [node]
+        upper.keys, upper.children = [node.key], [node]
         return upper
 
     def add(self, parent: Node, key: Tokens, pages: array[int], *, now: int) -> Node:
@@ -229,9 +232,9 @@ class RadixTree:
         return gone
 
     def trim(self, leaf: Node, count: int) -> array[int]:
-        """Take up to ``count`` blocks from the end of an unpinned leaf; the leaf goes when none is
-        left. Returns their pages. O(blocks taken + log leaves)."""
-        leaf.account.order.remove(leaf)
+        """Take up to ``count`` blocks from the end of an unpinned leaf that is out of the order;
+        the leaf goes when none is left, else back there. Returns their pages. O(blocks taken +
+        log leaves)."""
         pages = leaf.pages[-count:] if count < len(leaf.pages) else leaf.pages
         self.pages -= len(pages)
         self._cool(leaf.account, -len(pages))

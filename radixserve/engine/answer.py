@@ -83,6 +83,7 @@ class Answer:
             stop=self._stops.matched or stop,
             usage=delta.usage,
             error=error,
+            waited=delta.waited,
         )
 
     def cut(self) -> TextDelta:

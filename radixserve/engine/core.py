@@ -17,23 +17,20 @@ import numpy as np
 from msgspec.structs import replace
 
 from radixserve.cache.namespace import PUBLIC, on_engine
-from radixserve.cache.prefix_cache import PrefixCache, Purge
+from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.purge import Purge
 from radixserve.config import EngineConfig
+from radixserve.engine.deltas import delta_of
 from radixserve.engine.grammars import NO_GRAMMARS, Grammars
-from radixserve.engine.messages import (
-    EngineStats,
-    GenerationDelta,
-    GenerationRequest,
-    Usage,
-)
+from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest
 from radixserve.engine.tenants import tenant_stats
+from radixserve.engine.waits import Waits
 from radixserve.errors import EngineDeadError, InvalidRequestError, LostError, RadixServeError
 from radixserve.model.info import ModelInfo
 from radixserve.scheduling.ahead import tokens_before
 from radixserve.scheduling.describe import describe
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.progress import Progress
-from radixserve.scheduling.request import Request
 from radixserve.scheduling.scheduler import Scheduler
 from radixserve.tenant import Terms
 
@@ -41,7 +38,6 @@ log = logging.getLogger(__name__)
 
 COMPILING = 0.005
 """Seconds that a grammar is waited for until commands are looked for again."""
-REFUSED = "its grammar does not go on after the token that was chosen"
 STALLED_PLANS = 200
 """Plans without a single token, although requests wait, after which one of them is given up."""
 FAILURES = 10
@@ -99,6 +95,7 @@ class EngineCore:
         self.runner = runner
         self._grammars = grammars
         self.scheduler = self._empty()
+        self.waits = Waits()
         self._terms: Mapping[str, Terms] = {}
         self._public: Sequence[bytes] = ()
         self._steps = 0
@@ -166,8 +163,9 @@ class EngineCore:
             LostError: all requests were lost.
         """
         with self._all_or_anew():
+            self.waits.forget(request_id)
             request = self.scheduler.abort(request_id)
-            return None if request is None else _delta(Progress(request, finish="abort"))
+            return None if request is None else delta_of(Progress(request, finish="abort"))
 
     def unstarted(self, request_id: str) -> bool:
         """Whether a request waits for its first step, and for no other of its prompt. O(1)."""
@@ -201,6 +199,7 @@ class EngineCore:
             return [] if self.idle else self._stalled()
         self._barren = 0
         self._steps += 1
+        self.waits.end(plan)
         try:
             sampled = self.runner.execute(plan)
         except EngineDeadError:
@@ -222,9 +221,10 @@ class EngineCore:
         self._barren = 0
         request = self.scheduler.first()
         log.error("no progress in %d plans: %s", STALLED_PLANS, describe(self.scheduler))
+        self.waits.forget(request.id)
         self.scheduler.abort(request.id, "error")
         error = "The server could not make progress with it."
-        return [_delta(Progress(request, finish="error", error=error))]
+        return self._told([Progress(request, finish="error", error=error)])
 
     def _compiling(self) -> bool:
         """Whether somebody waits for a grammar. O(waiting)."""
@@ -241,6 +241,7 @@ class EngineCore:
         self._barren = 0
         if plan is not None:
             self._steps += 1
+            self.waits.end(plan)
             try:
                 self._flights.append(Flight(plan, launch(plan)))
             except EngineDeadError:
@@ -266,14 +267,18 @@ class EngineCore:
 
     def _commit(self, plan: StepPlan, sampled: list[tuple[Sampled, ...]]) -> list[GenerationDelta]:
         self._failures = 0
-        return [_delta(progress) for progress in self.scheduler.commit(plan, sampled)]
+        return self._told(self.scheduler.commit(plan, sampled))
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[GenerationDelta]:
         rows = len(plan.rows)
         log.error("step %d failed with %d requests in it", plan.step, rows, exc_info=error)
         failed = self.scheduler.fail(plan, f"The step that computed this failed: {_words(error)}")
         self._failed(error)
-        return [_delta(progress) for progress in failed]
+        return self._told(failed)
+
+    def _told(self, progress: list[Progress]) -> list[GenerationDelta]:
+        take = self.waits.take
+        return [delta_of(each, take(each.request.id)) for each in progress]
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
@@ -299,7 +304,7 @@ class EngineCore:
 
     def _begin_anew(self) -> int:
         """Forget all requests and all that is cached. Returns how many requests that were."""
-        before, self.scheduler = self.scheduler, self._empty()
+        before, self.scheduler, self.waits = self.scheduler, self._empty(), Waits()
         lost = len(before.running) + len(before.waiting)
         self.scheduler.totals = totals = before.totals
         totals.finished["error"] = totals.finished.get("error", 0) + lost
@@ -332,6 +337,15 @@ class EngineCore:
         """
         with self._all_or_anew():
             return self.cache.reset(tenant)
+
+    def purge(self, namespace: bytes) -> Purge:
+        """The same of one namespace, which says nothing of how KV is kept.
+
+        Raises:
+            LostError: as ``reset_prefix_cache``.
+        """
+        with self._all_or_anew():
+            return self.cache.purge(on_engine(self.runner.info.kv_format, namespace))
 
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         """These are the terms of tenants from now on."""
@@ -368,31 +382,5 @@ class EngineCore:
         )
 
 
-def _delta(progress: Progress) -> GenerationDelta:
-    request = progress.request
-    sampled = progress.sampled
-    refused = sampled is not None and progress.finish == "error"
-    return GenerationDelta(
-        id=request.id,
-        sampled=() if sampled is None or refused else (sampled,),
-        finish=progress.finish,
-        stop_token=_stop_token(progress),
-        usage=_usage(request),
-        error=REFUSED if refused else progress.error,
-    )
-
-
 def _words(error: Exception) -> str:
     return str(error) or repr(error)
-
-
-def _stop_token(progress: Progress) -> int | None:
-    """The token that ended an answer, if it was one: a grammar ends it with its last one."""
-    if progress.finish != "stop" or progress.sampled is None:
-        return None
-    token = progress.sampled.token
-    return token if token in progress.request.stop_tokens else None
-
-
-def _usage(request: Request) -> Usage:
-    return Usage(request.prompt_length, request.generated, request.cached or 0, request.copied)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from radixserve.cache.prefix_cache import Purge
+from radixserve.cache.purge import Purge
 from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
 from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
@@ -95,6 +95,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The stop token or stop string of the request that ended the answer, or ``deadline``."""
     usage: Usage
     error: str | None = None
+    waited: float | None = None
+    """Seconds that its prompt was in the queue; only in the first news of the first answer."""
 
 
 class Frontend(Protocol):
@@ -143,6 +145,13 @@ class Frontend(Protocol):
 
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         """Forget every cached prefix, or all of one tenant; running requests keep what they hold.
+
+        Raises:
+            EngineDeadError: the step loop has ended.
+        """
+
+    async def purge(self, namespace: bytes) -> Purge:
+        """Forget what is cached for requests of this namespace; those that run keep what they hold.
 
         Raises:
             EngineDeadError: the step loop has ended.

@@ -11,7 +11,7 @@ import msgspec
 from tqdm import tqdm
 
 from radixserve.cache.namespace import client_namespace
-from radixserve.cache.prefix_cache import Purge
+from radixserve.cache.purge import Purge
 from radixserve.config import EngineConfig
 from radixserve.engine.answer import Answer
 from radixserve.engine.core import EngineCore

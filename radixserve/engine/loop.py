@@ -7,8 +7,9 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
-from radixserve.cache.prefix_cache import Purge
+from radixserve.cache.purge import Purge
 from radixserve.engine.core import EngineCore
 from radixserve.engine.messages import (
     Abort,
@@ -16,6 +17,7 @@ from radixserve.engine.messages import (
     Command,
     Dropped,
     Fault,
+    Forget,
     GenerationDelta,
     GenerationRequest,
     Lost,
@@ -119,7 +121,9 @@ class EngineLoop:
                 case Abort():
                     core.abort(command.id)
                 case Reset():
-                    self._reset(command.tenant)
+                    self._forget(partial(core.reset_prefix_cache, command.tenant))
+                case Forget():
+                    self._forget(partial(core.purge, command.namespace))
                 case SetTenants():
                     core.set_tenants(command.terms)
                 case SetPublic():
@@ -138,6 +142,8 @@ class EngineLoop:
         for sequence in command.sequences:
             try:
                 self._core.add(sequence)
+                if sequence.sibling is None:
+                    self._core.waits.begin(sequence.id, command.asked)
                 self._check_deadline(sequence)
             except LostError:
                 raise
@@ -151,9 +157,9 @@ class EngineLoop:
         if self._queue_timeout is not None:
             self._queued.append((command.asked + self._queue_timeout, identities))
 
-    def _reset(self, tenant: str | None) -> None:
+    def _forget(self, forget: Callable[[], Purge]) -> None:
         try:
-            purge = self._core.reset_prefix_cache(tenant)
+            purge = forget()
         except LostError as error:
             self._tell_all(error)
             purge = Purge(0, 0)  # nothing is left to forget

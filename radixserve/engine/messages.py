@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from radixserve.cache.prefix_cache import Purge
+from radixserve.cache.purge import Purge
 from radixserve.errors import (
     ConfigError,
     ContextLengthError,
@@ -72,6 +72,8 @@ class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     """The stop token that ended it, which is not part of the text."""
     usage: Usage
     error: str | None = None
+    waited: float | None = None
+    """Seconds that it was in the queue; only in its first news."""
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -153,6 +155,12 @@ class Reset(Message, frozen=True):
     tenant: str | None = None
 
 
+class Forget(Message, frozen=True):
+    """Forget the prefixes of one namespace; answered by ``Dropped``."""
+
+    namespace: bytes
+
+
 class SetTenants(Message, frozen=True):
     """From now on these are the terms of tenants; whoever is not among them has the defaults."""
 
@@ -179,7 +187,7 @@ class RankLost(Message, frozen=True):
     reason: str
 
 
-Command = Add | Abort | Reset | SetTenants | SetPublic | Stop | Ping | RankLost
+Command = Add | Abort | Reset | Forget | SetTenants | SetPublic | Stop | Ping | RankLost
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -260,7 +268,7 @@ class Lost(Message, frozen=True):
 
 
 class Dropped(Message, frozen=True):
-    """What a ``Reset`` did; they are answered in order."""
+    """What a ``Reset`` or a ``Forget`` did; they are answered in order."""
 
     purge: Purge
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 
 from msgspec.structs import replace
 
-from radixserve.cache.prefix_cache import Purge
+from radixserve.cache.purge import Purge
 from radixserve.engine.answer import Answer
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.engine.messages import (
@@ -19,6 +19,7 @@ from radixserve.engine.messages import (
     Command,
     Dropped,
     EngineStats,
+    Forget,
     GenerationDelta,
     Lost,
     Refusal,
@@ -121,10 +122,10 @@ class Streams:
             for identity in answers:
                 self._forget(identity, running=True)
 
-    async def reset(self, tenant: str | None = None) -> Purge:
-        """See ``Frontend.reset_prefix_cache``."""
+    async def forget(self, command: Reset | Forget) -> Purge:
+        """See ``Frontend.reset_prefix_cache`` and ``Frontend.purge``."""
         done: asyncio.Future[Purge] = asyncio.get_running_loop().create_future()
-        self.send(Reset(tenant))
+        self.send(command)
         self._resets.append(done)
         return await done
 
@@ -233,7 +234,10 @@ class Asking:
             yield SetPublic(list(self._public))
 
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
-        return await self._streams.reset(tenant)
+        return await self._streams.forget(Reset(tenant))
+
+    async def purge(self, namespace: bytes) -> Purge:
+        return await self._streams.forget(Forget(namespace))
 
     def retry_after(self) -> float:
         return self._streams.retry_after()

@@ -22,7 +22,12 @@ from radixserve.server.batches.files import (
 )
 from radixserve.server.batches.routes import cancel_batch, create_batch, get_batch, list_batches
 from radixserve.server.batches.running import keep_batches, working
-from radixserve.server.cache import cache_stats, purge_tenant, reset_prefix_cache
+from radixserve.server.cache import (
+    cache_stats,
+    purge_session,
+    purge_tenant,
+    reset_prefix_cache,
+)
 from radixserve.server.chat import chat_completions
 from radixserve.server.completions import completions
 from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_with_error
@@ -40,6 +45,7 @@ from radixserve.server.tally import CLIENT_GONE
 from radixserve.server.tenants import admin
 from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.auth import Access, Authentication
+from radixserve.server.tenants.public import declare_prefix, list_prefixes, withdraw_prefix
 from radixserve.server.tenants.registry import Registry
 from radixserve.server.tenants.visit import Need
 from radixserve.server.tokenize import detokenize, tokenize
@@ -97,6 +103,10 @@ TENANTS: list[BaseRoute] = [
     _post("/v1/batches/{id}/cancel", cancel_batch, "batches"),
     _get("/v1/cache/stats", cache_stats, "cache"),
     _route("/v1/cache/tenants/{tenant}", purge_tenant, "cache", "DELETE"),
+    _post("/v1/cache/purge", purge_session, "cache"),
+    _get("/v1/cache/public", list_prefixes, "public_prefixes"),
+    _route("/v1/cache/public/{prefix}", declare_prefix, "public_prefixes", "PUT"),
+    _route("/v1/cache/public/{prefix}", withdraw_prefix, "public_prefixes", "DELETE"),
 ]
 NUMBERS: list[BaseRoute] = [
     _get("/metrics", metrics, "metrics"),

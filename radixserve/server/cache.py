@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixserve.cache.namespace import of_tenant
+from radixserve.cache.purge import Purge
 from radixserve.engine.messages import EngineStats
 from radixserve.server.errors import ApiError
+from radixserve.server.fields import ignored_header
+from radixserve.server.limits import decode, read_body
+from radixserve.server.parameters import narrowed
 from radixserve.server.service import Service
 from radixserve.server.tenants.meter import Meter
 from radixserve.server.tenants.visit import Visit, forbidden
+from radixserve.server.wire import invalid
 
 SELF = "self"
+LARGEST_PURGE = 2**16
+"""Bytes of a body that says what to forget."""
+
+
+class PurgeRequest(msgspec.Struct, kw_only=True):
+    """Which requests' prefixes are to be forgotten. A salt is a secret, and stands in no path."""
+
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    tenant: str | None = None
+    """Whose; of others only an administrator's to say."""
 
 
 async def cache_stats(request: Request) -> Response:
@@ -86,11 +104,45 @@ async def reset_prefix_cache(request: Request) -> Response:
 async def purge_tenant(request: Request) -> Response:
     """Forgets all of one tenant; a tenant may forget its own, which it may also call ``self``."""
     service: Service = request.app.state.service
+    name = _whose(request, request.path_params["tenant"])
+    return _purged(name, await service.frontend.reset_prefix_cache(name))
+
+
+async def purge_session(request: Request) -> Response:
+    """Forgets what was asked with exactly this ``cache_salt`` and ``extra_key``; one that is left
+    out is one that was not sent."""
+    service: Service = request.app.state.service
+    body = await read_body(request, LARGEST_PURGE)
+    fields, raws = await decode(body, PurgeRequest, service.large_bodies)
+    if fields.cache_salt is None and fields.extra_key is None:
+        message = "Send cache_salt, extra_key or both, as the requests to forget had them"
+        raise invalid(
+            "cache_salt", f"{message}; DELETE /v1/cache/tenants/self forgets all of a tenant"
+        )
+    namespace = narrowed(fields.cache_salt, fields.extra_key)
+    name = _whose(request, SELF if fields.tenant is None else fields.tenant)
+    purge = await service.frontend.purge(of_tenant(name or None, namespace))
+    unknown = [each for each in raws if each not in PurgeRequest.__struct_fields__]
+    return _purged(name, purge, ignored_header(unknown))
+
+
+def _purged(name: str, purge: Purge, headers: dict[str, str] | None = None) -> Response:
+    pages = {"dropped_pages": purge.dropped, "held_pages": purge.held}
+    return JSONResponse({"success": True, "tenant": name, **pages}, headers=headers)
+
+
+def _whose(request: Request, name: str) -> str:
+    """The tenant called ``name`` whose cache this request may forget.
+
+    Raises:
+        ApiError: 403, it is somebody else, and no administrator asks; 404, there is nobody.
+    """
+    service: Service = request.app.state.service
     visit: Visit = request.state.visit
-    own, name = visit.tenant.name, request.path_params["tenant"]
+    own = visit.tenant.name
     if name == SELF:
-        name = own
-    elif name != own:
+        return own
+    if name != own:
         if not visit.tenant.admin:
             raise forbidden("Only an administrator may forget what others have cached.")
         if name not in service.tenants.tenants:
@@ -99,6 +151,4 @@ async def purge_tenant(request: Request) -> Response:
                 message=f"There is no tenant {name[:64]!r}.",
                 code="tenant_not_found",
             )
-    purge = await service.frontend.reset_prefix_cache(name)
-    pages = {"dropped_pages": purge.dropped, "held_pages": purge.held}
-    return JSONResponse({"success": True, "tenant": name, **pages})
+    return name

@@ -43,6 +43,7 @@ GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
         lambda stats: stats.pages_evictable,
     ),
     "kv_pages_free": ("Pages that hold nothing.", lambda stats: stats.pages_free),
+    "kv_pages_public": ("Pages of public prefixes.", lambda stats: stats.public_pages),
     "radix_nodes": ("Nodes of the prefix tree.", lambda stats: stats.radix_nodes),
 }
 COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
@@ -103,6 +104,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.tenants = TenantMetrics(self.registry, tenants)
         self.registry.register(EngineCollector(frontend, self.tenants))
+        self.queue = self._histogram("request_queue_time_seconds", LATENCY)
         self.first_token = self._histogram("time_to_first_token_seconds", TTFT)
         self.between_tokens = self._histogram("inter_token_latency_seconds", ITL)
         self.latency = self._histogram("e2e_request_latency_seconds", LATENCY)
@@ -137,6 +139,9 @@ class RequestTimer:
 
     def take(self, delta: TextDelta) -> None:
         now = perf_counter()
+        if delta.waited is not None:
+            self._metrics.queue.labels(self._model).observe(delta.waited)
+            self._metrics.tenants.waited(self._model, self._tenant, delta.waited)
         if delta.tokens:
             if delta.index in self._last:
                 gap = (now - self._last[delta.index]) / len(delta.tokens)

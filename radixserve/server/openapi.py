@@ -14,9 +14,15 @@ from starlette.routing import BaseRoute, Route
 import radixserve
 from radixserve.server.batches.routes import BatchRequest
 from radixserve.server.batches.store import BatchObject, FileObject
+from radixserve.server.cache import PurgeRequest
 from radixserve.server.errors import ErrorBody
 from radixserve.server.generate import GenerateRequest
 from radixserve.server.models import ModelList, ModelObject
+from radixserve.server.tenants.public import (
+    PublicPrefixList,
+    PublicPrefixObject,
+    PublicPrefixRequest,
+)
 from radixserve.server.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -34,6 +40,8 @@ BODIES: dict[str, Struct] = {
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
     "POST /v1/batches": BatchRequest,
+    "POST /v1/cache/purge": PurgeRequest,
+    "PUT /v1/cache/public/{prefix}": PublicPrefixRequest,
 }
 """What is sent, by method and path."""
 ANSWERS: dict[str, Struct] = {
@@ -45,6 +53,8 @@ ANSWERS: dict[str, Struct] = {
     "GET /v1/batches/{id}": BatchObject,
     "POST /v1/files": FileObject,
     "GET /v1/files/{id}": FileObject,
+    "GET /v1/cache/public": PublicPrefixList,
+    "PUT /v1/cache/public/{prefix}": PublicPrefixObject,
 }
 """What comes back with status 200, where it is more than a few words."""
 STREAMS = frozenset({"POST /v1/chat/completions", "POST /v1/completions", "POST /generate"})

@@ -119,16 +119,16 @@ def _answers_wanted(fields: GenerationFields, prompts: int, most: int) -> int:
     return n
 
 
-def _namespace(fields: GenerationFields) -> bytes:
-    """What of its tenant's cache may be shared with this request.
+def narrowed(cache_salt: str | None, extra_key: str | None) -> bytes:
+    """What of its tenant's cache may be shared with a request that brings these.
 
     Raises:
         ApiError: 400, ``cache_salt`` or ``extra_key`` is empty or too long.
     """
-    for name, value in (("cache_salt", fields.cache_salt), ("extra_key", fields.extra_key)):
+    for name, value in (("cache_salt", cache_salt), ("extra_key", extra_key)):
         if value is not None and not 1 <= len(value.encode()) <= MAX_SALT:
             raise invalid(name, f"{name} must have 1 to {MAX_SALT} bytes")
-    return Namespace(salt=fields.cache_salt, extra=fields.extra_key).key()
+    return Namespace(salt=cache_salt, extra=extra_key).key()
 
 
 def _priority(fields: GenerationFields, headers: Headers) -> int:
@@ -208,7 +208,7 @@ def text_request(
         include_stop_str_in_output=bool(fields.include_stop_str_in_output),
         skip_special_tokens=fields.skip_special_tokens is not False,
         continuation=continuation,
-        namespace=_namespace(fields),
+        namespace=narrowed(fields.cache_salt, fields.extra_key),
         priority=_priority(fields, headers),
         cache=_cache_mode(fields),
         timeout=_timeout(fields),

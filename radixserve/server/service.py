@@ -37,6 +37,8 @@ from radixserve.tokens import count
 
 log = logging.getLogger(__name__)
 
+FILES_LIMIT = 10 * 2**30
+
 T = TypeVar("T")
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 """News of answers, each with the place of its prompt among the request's prompts."""
@@ -60,6 +62,8 @@ class Settings:
     """How long what runs may go on once the server is told to end."""
     files_dir: Path | None = None
     """Where files and batches are kept; without it there are none."""
+    files_limit: int = FILES_LIMIT
+    """Bytes that the files of one tenant may take, unless its own limits say."""
     tenants_file: Path | None = None
     """Who may use the server; without it, and without keys, everybody may."""
     api_keys: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tenant may ask for in a time. None is no limit."""
+    """What a tenant may ask for in a time, and store. None is no limit but the server's."""
 
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
@@ -48,6 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cached_token_weight: Share = 0.1
     """What a prompt token that was reused counts, beside 1 of one that was computed."""
     concurrent_requests: Count | None = None
+    stored_bytes: Annotated[int, Meta(ge=0, le=10**18)] | None = None
+    """Of its files and results of batches together; None is what ``--files-limit`` says."""
 
 
 class CacheShares(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +72,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     endpoints: tuple[Endpoint, ...] = FOR_TENANTS
     priority: Literal["high", "normal", "low"] | int = "normal"
     """The best priority that its requests can have."""
+    public_prefixes: bool = False
+    """Whether it may declare prefixes that all tenants share."""
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     limits: Limits = Limits()
     cache: CacheShares = CacheShares()
@@ -90,6 +94,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def key_ids(self) -> list[str]:
         """What people call its keys."""
         return [id_of(key) for key in self.keys]
+
+    @property
+    def may_publish(self) -> bool:
+        """Whether it may declare public prefixes."""
+        return self.public_prefixes or self.admin
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

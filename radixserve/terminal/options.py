@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from radixserve.terminal.sizes import byte_size
+
 MODEL, MEMORY, BATCH, SERVER = "Model", "Memory and cache", "Scheduling", "Server"
 
 
@@ -121,6 +123,17 @@ BatchedTokens = Annotated[
         panel=BATCH,
         help="Tokens that one step computes.",
         show_default="512, on a GPU 8192",
+    ),
+]
+FilesLimit = Annotated[
+    int | None,
+    option(
+        "--files-limit",
+        panel=SERVER,
+        help="Size of all files of a tenant, unless its limits say: 10GiB, 500MB.",
+        parser=byte_size,
+        metavar="SIZE",
+        show_default="10GiB",
     ),
 ]
 ToolCallParser = Annotated[

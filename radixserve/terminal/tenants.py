@@ -12,6 +12,7 @@ from rich.table import Table
 
 from radixserve.errors import ConfigError
 from radixserve.terminal.answer import printable
+from radixserve.terminal.sizes import byte_size
 
 commands = typer.Typer(
     no_args_is_help=True,
@@ -37,9 +38,16 @@ def add(
     weight: Annotated[
         float | None, typer.Option(help="Its part of the work beside others.")
     ] = None,
+    public_prefixes: Annotated[
+        bool, typer.Option("--public-prefixes", help="May declare prefixes that all share.")
+    ] = False,
     requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens a minute.")] = None,
     concurrent_requests: Annotated[int | None, typer.Option(help="Requests at once.")] = None,
+    stored: Annotated[
+        int | None,
+        typer.Option(help="Size of all its files: 500MB.", parser=byte_size, metavar="SIZE"),
+    ] = None,
     guaranteed: Annotated[
         float | None, typer.Option(help="Share of the cache, 0 to 1, that others never evict.")
     ] = None,
@@ -55,10 +63,12 @@ def add(
         admin=admin or None,
         priority=priority,
         weight=weight,
+        public_prefixes=public_prefixes or None,
         limits=_given(
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
             concurrent_requests=concurrent_requests,
+            stored_bytes=stored,
         ),
         cache=_given(guaranteed=guaranteed, maximum=maximum),
     )
@@ -117,12 +127,14 @@ def list_(file: File = DEFAULT_FILE) -> None:
             "requests/min": limits.requests_per_minute,
             "tokens/min": limits.tokens_per_minute,
             "at once": limits.concurrent_requests,
+            "bytes stored": limits.stored_bytes,
         }
-        usual = "usual" if tenant.endpoints == FOR_TENANTS else " ".join(tenant.endpoints)
+        rights = ["usual" if tenant.endpoints == FOR_TENANTS else " ".join(tenant.endpoints)]
+        rights += ["public prefixes"] * tenant.public_prefixes + ["admin"] * tenant.admin
         table.add_row(
             tenant.name,
             "\n".join(tenant.key_ids) or "none",
-            f"{usual}, admin" if tenant.admin else usual,
+            ", ".join(rights),
             str(tenant.priority),
             f"{tenant.weight:g}",
             "\n".join(f"{value:,} {name}" for name, value in shown.items() if value) or "none",

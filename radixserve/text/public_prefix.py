@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from radixserve.errors import InvalidRequestError
+from radixserve.errors import ContextLengthError, InvalidRequestError
 from radixserve.text.tokenizer import Tokenizer
-from radixserve.tokens import TOKEN_BYTES
+from radixserve.tokens import TOKEN_BYTES, count
 
 ROLES = ("user", "assistant")
 TEXTS = ("a", "Z", "1", " x", "\n\n", "é", "{", "<")
@@ -21,6 +21,7 @@ def public_prefix(
     tools: list[dict[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     page_size: int = 1,
+    limit: int | None = None,
 ) -> bytes:
     """The tokens (int32 big-endian, floored to whole pages) that ``messages`` and ``tools`` have in
     common whatever follows them: rendered with different next messages, as far as all agree.
@@ -29,6 +30,7 @@ def public_prefix(
     empty: some templates put the last message elsewhere than in the middle of a chat.
 
     Raises:
+        ContextLengthError: already the first chat that begins so has ``limit`` tokens.
         InvalidRequestError: the model has no chat template, or it refuses every way to go on.
     """
     common: bytes | None = None
@@ -45,6 +47,8 @@ def public_prefix(
             except InvalidRequestError as error:
                 refusal = refusal or error
                 break
+            if limit is not None and count(tokens) >= limit:
+                raise ContextLengthError(count(tokens), limit)
             common = tokens if common is None else common[: _alike(common, tokens)]
     if common is None:
         assert refusal is not None, "a template was asked"

@@ -485,7 +485,8 @@ class Simulation:
         return [each for each in roots if namespace in (None, each.namespace)]
 
     def _orders(self) -> list[list[Node]]:
-        return [each.order.leaves() for each in self.cache.accounts if len(each.order)]
+        orders = [each.order.leaves() for each in self.cache.accounts]
+        return [leaves for leaves in orders if leaves]
 
     def _shape(self) -> tuple[object, ...]:
         """All that a refusal or a peek must leave as it was."""

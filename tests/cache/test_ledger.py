@@ -60,7 +60,7 @@ class Busy:
 
     @property
     def cold(self) -> Node:
-        return order(self.cache).coldest()
+        return order(self.cache).leaves()[0]
 
 
 def _page_in_two_nodes(busy: Busy) -> None:

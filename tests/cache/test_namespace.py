@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from radixserve.cache.namespace import Namespace, client_namespace, on_engine
 from radixserve.cache.prefix_cache import PrefixCache
 from tests.cache.serving import found, serve
 
-NAMES = [field.name for field in fields(Namespace)]
+NAMES = Namespace.__struct_fields__
 
 
 @pytest.mark.parametrize("name", NAMES)

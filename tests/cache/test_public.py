@@ -427,3 +427,24 @@ def test_a_planted_fault_is_found(plant, message: str) -> None:
     plant(cache)
     with pytest.raises(CacheError, match=message):
         cache.check()
+
+
+@pytest.mark.parametrize("whose", ["namespace", "tenant"])
+def test_who_is_purged_while_in_the_public_part_publishes_nothing_behind_it(whose: str) -> None:
+    cache = public()
+    prompt = [*PROMPT, 20, 21, 22, 23]
+    leases = [cache.reserve(pack(prompt), name.encode(), 12, tenant=name) for name in ("a", "b")]
+    one, two = (lease for lease in leases if lease is not None)
+    for lease in (one, two):
+        compute(lease, 4)
+    purge = cache.purge(b"a") if whose == "namespace" else cache.reset("a")
+    assert (purge.dropped, purge.held) == (0, 0)
+    for lease in (one, two):
+        compute(lease, 8)
+        cache.check()
+        lease.release()
+    assert found(cache, prompt, b"a") == 8
+    assert found(cache, prompt, b"b") == 12
+    assert serve_as(cache, "a", [*prompt, 1]) == 8
+    assert found(cache, prompt, b"a") == 12
+    assert idle(cache)

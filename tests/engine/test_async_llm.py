@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from radixserve.cache.prefix_cache import PrefixCache, Purge
+from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.purge import Purge
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.errors import (

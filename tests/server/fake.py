@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from radixserve.cache.prefix_cache import Purge
+from radixserve.cache.purge import Purge
 from radixserve.engine.frontend import (
     Alternative,
     ModelCard,
@@ -30,6 +30,8 @@ from radixserve.text.stop_strings import StopStrings
 from radixserve.tokens import pack
 
 MODEL = "fake/model"
+WAITED = 0.25
+"""Seconds that every prompt was in the queue."""
 ANSWER = "Hello!"
 
 
@@ -107,6 +109,8 @@ class FakeFrontend:
         self.terms: dict[str, Terms] = {}
         self.purged: list[str | None] = []
         """The tenants whose caches were to be forgotten; None is everybody's."""
+        self.forgotten: list[bytes] = []
+        """The namespaces that were."""
         self._hold_after: int | None = None
         self._gate: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -140,6 +144,12 @@ class FakeFrontend:
         self.purged.append(tenant)
         self._seen.clear()
         return Purge(dropped=12, held=3)
+
+    async def purge(self, namespace: bytes) -> Purge:
+        if self.refuse is not None:
+            raise self.refuse
+        self.forgotten.append(namespace)
+        return Purge(dropped=4, held=1)
 
     def hold(self, after: int = 0) -> None:
         """From now on every answer waits for ``release`` after so many tokens."""
@@ -199,6 +209,7 @@ class FakeFrontend:
                 logprobs=(self._logprob(letter),) if wanted else (),
                 finish=None if not last else "stop" if len(shown) == len(text) else "length",
                 usage=usage,
+                waited=WAITED if index == position == 0 else None,
             )
 
     def _logprob(self, letter: str) -> TokenLogprob:

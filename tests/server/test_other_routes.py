@@ -9,7 +9,7 @@ import radixserve
 from radixserve.errors import EngineDeadError
 from radixserve.server.app import create_app
 from tests.server.asking import chat, complete, error_of
-from tests.server.fake import ANSWER, MODEL, FakeFrontend
+from tests.server.fake import ANSWER, MODEL, WAITED, FakeFrontend
 
 
 def test_the_model_is_listed_and_found_by_its_name(client: TestClient):
@@ -82,6 +82,8 @@ def test_metrics_count_what_requests_brought(client: TestClient, frontend: FakeF
     chat(client)
     shown = values(client)
     assert shown["radixserve:time_to_first_token_seconds_count"] == 4
+    assert shown["radixserve:request_queue_time_seconds_count"] == 4
+    assert shown["radixserve:request_queue_time_seconds_sum"] == 4 * WAITED
     assert shown["radixserve:e2e_request_latency_seconds_count"] == 4
     assert shown["radixserve:inter_token_latency_seconds_count"] == len(ANSWER) - 1 + 4
     assert shown["radixserve:request_success_total stop"] == 1

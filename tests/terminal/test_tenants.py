@@ -44,6 +44,7 @@ def test_a_tenant_is_added_and_its_key_shown_once():
             *("add", "acme", "--admin", "--priority", "high", "--weight", "2.5"),
             *("--requests-per-minute", "60", "--tokens-per-minute", "1000"),
             *("--concurrent-requests", "3", "--guaranteed", "0.25", "--maximum", "0.5"),
+            *("--public-prefixes", "--stored", "500MB"),
         )
     )
     acme = read_tenants(FILE).tenants["acme"]
@@ -51,11 +52,22 @@ def test_a_tenant_is_added_and_its_key_shown_once():
     assert (acme.admin, acme.priority, acme.weight) == (True, "high", 2.5)
     assert (acme.limits.requests_per_minute, acme.limits.tokens_per_minute) == (60, 1000)
     assert (acme.limits.concurrent_requests, acme.cache.guaranteed) == (3, 0.25)
-    assert acme.cache.maximum == 0.5
+    assert (acme.cache.maximum, acme.public_prefixes) == (0.5, True)
+    assert acme.limits.stored_bytes == 500_000_000
     assert key not in FILE.read_text(encoding="utf-8")
     listed = invoke("list")
     assert key not in listed
-    for word in ("acme", id_of(hash_of(key)), "admin", "high", "2.5", "60 requests/min", "25%"):
+    for word in (
+        "acme",
+        id_of(hash_of(key)),
+        "admin",
+        "public prefixes",
+        "high",
+        "2.5",
+        "60 requests/min",
+        "500,000,000 bytes stored",
+        "25%",
+    ):
         assert word in listed
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from radixserve.config import EngineConfig
 from radixserve.engine.model_files import prepare
-from radixserve.errors import InvalidRequestError
+from radixserve.errors import ContextLengthError, InvalidRequestError
 from radixserve.text.public_prefix import public_prefix
 from radixserve.text.tokenizer import Tokenizer
 from tests.text.tiny import sentencepiece, tiny_tokenizer_dir
@@ -47,6 +48,24 @@ def test_it_is_floored_to_whole_pages(tokenizer: Tokenizer) -> None:
         assert whole.startswith(floored)
         assert 0 <= len(whole) - len(floored) < 4 * size
         assert len(floored) % (4 * size) == 0
+
+
+def test_what_is_too_long_for_any_chat_is_refused_before_much_is_tokenized(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    encode_chat = tokenizer.encode_chat
+
+    def counted(*arguments: Any, **settings: Any) -> bytes:
+        asked.append(arguments)
+        return encode_chat(*arguments, **settings)
+
+    monkeypatch.setattr(tokenizer, "encode_chat", counted)
+    long = [{"role": "system", "content": "x" * 1000}]
+    with pytest.raises(ContextLengthError, match="maximum context length is 1000"):
+        public_prefix(tokenizer, long, limit=1000)
+    assert len(asked) == 1
+    assert public_prefix(tokenizer, long, limit=1100)
 
 
 def test_a_template_that_takes_users_and_assistants_in_turn_is_asked_for_what_it_takes(

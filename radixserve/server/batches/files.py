@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Message, Receive
 
+from radixserve.server.batches.room import FORM, Room, limit_of, room_of
 from radixserve.server.batches.store import ENDED, FileObject, Store, new_file_id
 from radixserve.server.errors import ApiError
 from radixserve.server.tenants.visit import Visit
@@ -26,9 +27,14 @@ MOST_LISTED = 100
 
 
 async def upload_file(request: Request) -> Response:
-    """Multipart: ``file`` and ``purpose``, which can only be ``batch``."""
-    store = store_of(request)
-    form = await _form(request)
+    """Multipart: ``file`` and ``purpose``, which can only be ``batch``.
+
+    A file for which its tenant has no room is refused before it is there as a whole.
+    """
+    store, owner, limit = store_of(request), owner_of(request), limit_of(request)
+    room = await anyio.to_thread.run_sync(room_of, store, owner, limit)
+    room.check(max(0, _announced(request) - FORM))
+    form = await _form(request, room)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(form.close)
         file, purpose = form.get("file"), form.get("purpose")
@@ -42,12 +48,19 @@ async def upload_file(request: Request) -> Response:
             with draft.open("wb") as target:
                 shutil.copyfileobj(file.file, target, 2**20)
             name = (file.filename or "upload.jsonl")[:LONGEST_NAME]
-            return store.adopt(
-                draft, new_file_id(), filename=name, purpose="batch", owner=owner_of(request)
-            )
+            with store.adopting:
+                # Others may have been stored while this one came.
+                room_of(store, owner, limit).check(draft.stat().st_size)
+                return store.adopt(
+                    draft, new_file_id(), filename=name, purpose="batch", owner=owner
+                )
 
         try:
+            room.check(file.size or 0)
             record = await anyio.to_thread.run_sync(keep)
+        except ApiError:
+            draft.unlink(missing_ok=True)
+            raise
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise ApiError(
@@ -163,7 +176,13 @@ def _file(request: Request) -> FileObject:
     return record
 
 
-async def _form(request: Request) -> FormData:
+def _announced(request: Request) -> int:
+    """Bytes of the body, if it says how many it has."""
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) if length.isascii() and length.isdigit() else 0
+
+
+async def _form(request: Request, room: Room) -> FormData:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise ApiError(
             status=415,
@@ -171,14 +190,14 @@ async def _form(request: Request) -> FormData:
             param="content-type",
             code="unsupported_media_type",
         )
-    bounded = Request(request.scope, _bounded(request.receive))
+    bounded = Request(request.scope, _bounded(request.receive, room))
     try:
         return await bounded.form(max_files=1, max_fields=10)
     except HTTPException as error:
         raise invalid("file", f"The form cannot be read: {error.detail}") from error
 
 
-def _bounded(receive: Receive) -> Receive:
+def _bounded(receive: Receive, room: Room) -> Receive:
     size = 0
 
     async def counted() -> Message:
@@ -191,7 +210,9 @@ def _bounded(receive: Receive) -> Receive:
                 message=f"The file is larger than {LARGEST_FILE // 2**20} MiB.",
                 param="file",
                 code="request_too_large",
+                headers={"connection": "close"},
             )
+        room.check(max(0, size - FORM))
         return message
 
     return counted

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
+import anyio.to_thread
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.server.batches.files import listed, missing, owner_of, shown, store_of
 from radixserve.server.batches.lines import ENDPOINTS
+from radixserve.server.batches.room import limit_of, room_of
 from radixserve.server.batches.store import ENDED, BatchObject, new_batch_id
 from radixserve.server.batches.worker import Worker
 from radixserve.server.limits import decode, read_body
@@ -30,6 +32,7 @@ class BatchRequest(msgspec.Struct, kw_only=True):
 
 
 async def create_batch(request: Request) -> Response:
+    """Its results count as files of its tenant, which has to have room for some."""
     service: Service = request.app.state.service
     store, owner = store_of(request), owner_of(request)
     body = await read_body(request, service.settings.body_limit)
@@ -38,6 +41,8 @@ async def create_batch(request: Request) -> Response:
         raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}")
     hours = _hours(fields.completion_window)
     _check_metadata(fields.metadata or {})
+    room = await anyio.to_thread.run_sync(room_of, store, owner, limit_of(request))
+    room.check(1, "input_file_id")
     source = store.file(fields.input_file_id, owner)
     if source is None:
         raise missing("input_file", fields.input_file_id)

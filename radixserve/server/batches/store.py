@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -106,6 +107,8 @@ class Store:
     def __init__(self, directory: Path):
         """Raises OSError: the directory cannot be made or written to."""
         self.directory = directory
+        self.adopting = threading.Lock()
+        """Held by who adopts what was found to have room."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".writable").touch()
 
@@ -136,6 +139,12 @@ class Store:
         found = self._all("batch_*.json", BatchObject)
         mine = [each for each in found if owner is None or each.owner == owner]
         return sorted(mine, key=lambda each: (each.created_at, each.id), reverse=True)
+
+    def unfinished(self, owner: str) -> int:
+        """Bytes that results of the batches of ``owner`` take that are no files yet. O(batches)."""
+        running = [each for each in self.batches(owner) if each.status not in ENDED]
+        parts = [self.part(batch, kind) for batch in running for kind in OUTPUTS]
+        return sum(part.stat().st_size for part in parts if part.exists())
 
     def data(self, identity: str) -> Path:
         """Where a file's bytes are.

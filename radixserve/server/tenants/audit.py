@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -12,6 +13,9 @@ from starlette.types import Scope
 
 from radixserve.server.lines import LineFile
 from radixserve.server.tenants.visit import Visit
+
+LONGEST_TARGET = 64
+"""Characters: no name that exists is longer."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +29,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     """The method, and the path as the API's documentation has it."""
     target: str | None
-    """What the variable part of the path was, on routes for administrators."""
+    """The tenant or the public prefix that the path names."""
     model: str | None
     prompt_tokens: int
     cached_tokens: int
@@ -57,7 +61,7 @@ class Audit:
             request_id=state["request_id"],
             tenant=None if visit is None else visit.tenant.name,
             route=f"{scope['method']} {_path(scope)}",
-            target=scope.get("path_params", {}).get("tenant"),
+            target=_target(scope.get("path_params", {})),
             model=None if visit is None else visit.model,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.prompt_tokens_details.cached_tokens,
@@ -77,6 +81,11 @@ class Audit:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _target(parameters: Mapping[str, str]) -> str | None:
+    name = parameters.get("tenant", parameters.get("prefix"))
+    return None if name is None else name[:LONGEST_TARGET]
 
 
 def _path(scope: Scope) -> str:

@@ -45,11 +45,10 @@ class TenantMetrics:
         self.prompt = self._counter("prompt_tokens", "Prompt tokens.")
         self.cached = self._counter("prompt_tokens_cached", "Prompt tokens that were reused.")
         self.generated = self._counter("generation_tokens", "Tokens generated.")
-        self.first_token = Summary(
-            PREFIX + "time_to_first_token_seconds",
+        self.queue = self._summary("queue_time_seconds", "Seconds in the queue.")
+        self.first_token = self._summary(
+            "time_to_first_token_seconds",
             "Seconds until the first token, in the queue and in the prefill.",
-            ["model_name", "tenant"],
-            registry=registry,
         )
 
     def label(self, tenant: str) -> str:
@@ -85,10 +84,19 @@ class TenantMetrics:
                 gauge.add_metric([model, label], total)
             yield gauge
 
+    def waited(self, model: str, tenant: str, seconds: float) -> None:
+        """A prompt has left the queue after ``seconds``."""
+        if tenant != OPEN:
+            self.queue.labels(model, self.label(tenant)).observe(seconds)
+
     def began(self, model: str, tenant: str, seconds: float) -> None:
         """The first token has come after ``seconds``."""
         if tenant != OPEN:
             self.first_token.labels(model, self.label(tenant)).observe(seconds)
+
+    def _summary(self, name: str, help_: str) -> Summary:
+        names = ["model_name", "tenant"]
+        return Summary(PREFIX + name, help_, names, registry=self._registry)
 
     def _counter(self, name: str, help_: str, *labels: str) -> Counter:
         names = ["model_name", "tenant", *labels]

@@ -12,7 +12,9 @@ from typing import Any, Self
 
 from radixserve.engine.frontend import Frontend
 from radixserve.errors import ConfigError, EngineDeadError
+from radixserve.server.tenants.declared import Declarations, PublicPrefix
 from radixserve.server.tenants.meter import Clock, Meter
+from radixserve.server.tenants.visit import forbidden
 from radixserve.tenants.edit import put_tenant
 from radixserve.tenants.file import EVERYBODY, Roster, Tenant, read_tenants
 
@@ -39,6 +41,7 @@ class Registry:
         self._clock = clock
         self._meters: dict[str, Meter] = {}
         self._changing = asyncio.Lock()
+        self.declarations = Declarations()
         self.frontend: Frontend | None = None
         """The engine that is told of the tenants' terms."""
 
@@ -80,6 +83,24 @@ class Registry:
         self.frontend = frontend
         self._tell()
 
+    def declare(self, prefix: PublicPrefix) -> None:
+        """All tenants share ``prefix`` from now on, also in an engine that is started again.
+
+        Raises:
+            ApiError: 403, its tenant may not declare any, by now; 400, it has too many.
+        """
+        if not self._may_publish(prefix.tenant):
+            raise forbidden("This key may not declare public prefixes any more.")
+        self.declarations.put(prefix)
+        self._publish()
+
+    def withdraw(self, tenant: str, name: str) -> bool:
+        """Share it no more; returns whether ``tenant`` had declared a prefix of this name."""
+        found = self.declarations.remove(tenant, name)
+        if found:
+            self._publish()
+        return found
+
     async def reload(self) -> None:
         """Read the file again.
 
@@ -111,6 +132,8 @@ class Registry:
         for name, meter in self._meters.items():
             meter.set_limits(roster.tenants[name].limits)
         self._tell()
+        self.declarations.keep_of(self._may_publish)
+        self._publish()
         # Whoever gets a name that somebody had before gets nothing that was cached for them.
         for name in before.keys() ^ roster.tenants.keys():
             if self.frontend is not None:
@@ -122,3 +145,11 @@ class Registry:
         if self.roster is not None and self.frontend is not None:
             terms = {name: tenant.terms for name, tenant in self.roster.tenants.items()}
             self.frontend.set_tenants(terms)
+
+    def _may_publish(self, name: str) -> bool:
+        tenant = EVERYBODY if self.roster is None else self.tenants.get(name)
+        return tenant is not None and tenant.may_publish
+
+    def _publish(self) -> None:
+        if self.frontend is not None:
+            self.frontend.set_public([each.tokens for each in self.declarations.of()])

@@ -18,10 +18,14 @@ from radixserve.server.tenants.meter import Kind, Meter, OverLimitError
 from radixserve.tenants.file import Endpoint, Tenant
 from radixserve.tokens import count
 
-Need = Endpoint | Literal["admin"]
-"""What a route asks of a tenant: an endpoint that it may use, or that it is an administrator."""
+Need = Endpoint | Literal["admin", "public_prefixes"]
+"""What a route asks of a tenant: an endpoint that it may use, or a right that it has."""
 OF_EVERYBODY: tuple[Need, ...] = ("admin", "metrics")
 """What concerns all tenants: an administrator may have it, whatever else the file gives it."""
+RIGHTS: dict[Need, str] = {
+    "admin": "administrate",
+    "public_prefixes": "declare public prefixes",
+}
 ASSUMED_ANSWER = 512
 """Tokens set aside for an answer whose ``max_tokens`` was not said."""
 
@@ -45,6 +49,8 @@ class Visit:
 
     def may(self, need: Need) -> bool:
         """Whether the tenant has ``need``."""
+        if need == "public_prefixes":
+            return self.tenant.may_publish
         return need in self.tenant.endpoints or (self.tenant.admin and need in OF_EVERYBODY)
 
     def enter(self, need: Need, *, limited: bool) -> None:
@@ -55,8 +61,7 @@ class Visit:
             OverLimitError: not now.
         """
         if not self.may(need):
-            what = "administrate" if need == "admin" else f"use {need}"
-            raise forbidden(f"This key may not {what}.")
+            raise forbidden(f"This key may not {RIGHTS.get(need, f'use {need}')}.")
         if limited:
             self.limited = True
             with self._noted():

@@ -23,6 +23,7 @@ from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.auth import Access
 from radixserve.server.tenants.registry import Registry
 from radixserve.tenants.keys import hash_of
+from radixserve.tokens import unpack
 from tests.engine.saying import TEXT
 from tests.server.asking import error_of, events
 from tests.server.stack import CHAT, COMPLETIONS, Stack, cached, said, stack
@@ -239,6 +240,30 @@ def test_the_same_question_is_answered_anew_for_everybody(tmp_path):
                 assert server.engine.stats().generated_tokens == number * 20
             assert len(identities) == 3
             assert cached(answer) > 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, GENERATE])
+def test_an_answer_to_a_prompt_that_ends_within_a_character_shows_none_of_the_prompt(
+    tmp_path, path: str, stream: bool
+):
+    async def scenario() -> None:
+        async with shared(tmp_path) as server:
+            whole = unpack(server.engine.tokenizer.encode("marker-in-prompt €"))
+            for cut in (1, 2):
+                sent = body(path, stream=stream, most=20)
+                sent["prompt" if path == COMPLETIONS else "input_ids"] = whole[:-cut]
+                sent.pop("text", None)
+                for _ in range(2):  # the second time it is cached
+                    answer = await server.ask(path, key=KEYS["alice"], **sent)
+                    assert answer.status_code == 200, answer.text
+                    assert "marker" not in answer.text
+                    assert "\ufffd" not in answer.text
+                    if path == COMPLETIONS:
+                        assert said(answer) == TEXT[:20]
+                assert reused(path, answer) > 0
 
     asyncio.run(scenario())
 

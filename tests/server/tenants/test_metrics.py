@@ -12,7 +12,7 @@ from radixserve.server.app import create_app
 from radixserve.server.tenants import metrics
 from radixserve.tenants.keys import hash_of
 from tests.server.asking import complete
-from tests.server.fake import ANSWER, FakeFrontend
+from tests.server.fake import ANSWER, WAITED, FakeFrontend
 from tests.server.tenants.people import KEYS, bearer, client_of, limited, registry
 
 
@@ -48,7 +48,10 @@ def test_each_tenants_requests_tokens_and_refusals_are_counted(frontend: FakeFro
     assert counts["generation_tokens_total", "alice"] == 2 * len(ANSWER)
     assert counts["refused_total", "alice", "requests"] == 1
     assert counts["time_to_first_token_seconds_count", "alice"] == 2
+    assert counts["queue_time_seconds_count", "alice"] == 2
+    assert counts["queue_time_seconds_sum", "alice"] == 2 * WAITED
     assert counts["requests_total", "bob"] == 1
+    assert counts["queue_time_seconds_count", "bob"] == 1
     assert counts["prompt_tokens_cached_total", "bob"] == 0
     assert ("refused_total", "bob", "requests") not in counts
 
@@ -91,7 +94,14 @@ def test_what_the_engine_knows_of_tenants_is_shown_by_their_names(
     frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ):
     counts = {
-        "alice": TenantStats(pages_cached=5, pages_held=2, evictions_suffered=1, waiting=3),
+        "alice": TenantStats(
+            pages_cached=5,
+            pages_held=2,
+            evictions_suffered=1,
+            evictions_caused=6,
+            lag=7.5,
+            waiting=3,
+        ),
         "gone": TenantStats(pages_cached=4),
         "gone too": TenantStats(pages_cached=3),
     }
@@ -102,6 +112,8 @@ def test_what_the_engine_knows_of_tenants_is_shown_by_their_names(
     assert told["kv_pages_cached", "alice"] == 5
     assert told["kv_pages_held", "alice"] == 2
     assert told["evicted_pages", "alice"] == 1
+    assert told["evictions_caused", "alice"] == 6
+    assert told["service_lag", "alice"] == 7.5
     assert told["requests_waiting", "alice"] == 3
     assert told["kv_pages_cached", "other"] == 7
     assert {labels[1] for labels in told} == {"alice", "other"}
