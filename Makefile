@@ -2,6 +2,8 @@
 # make test    set everything up, run the tests
 # make lint    ruff and mypy
 #
+# make test-clients    ask a server with the clients of others, which get an environment of their own
+#
 # make gpu-check, make gpu-bench    what can only be seen on a machine with a GPU
 # make gpu-wheels                   what to bring to such a machine that has no network
 #
@@ -10,6 +12,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+CLIENTS ?= .venv-clients
 PORT   ?= 8000
 HOST   ?= 127.0.0.1
 MODEL  ?=
@@ -18,17 +21,22 @@ TESTS  ?=
 # Tests compare our calls with FlashInfer's signatures: its Python code, without the GPU libraries.
 SIGNATURES := flashinfer-python==0.6.13 apache-tvm-ffi==0.1.15.post2 nvidia-ml-py==13.615.71 ninja==1.13.2
 
-.PHONY: serve test lint format setup gpu-check gpu-bench gpu-wheels clean
+.PHONY: serve test test-clients lint format setup gpu-check gpu-bench gpu-wheels clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile
+	@sed -n '1,10s/^# \{0,1\}//p' Makefile
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/radixserve serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+# Without the conftest.py and the warnings of the other tests, which are not for strangers' code.
+test-clients: $(VENV)/.dev $(CLIENTS)/.clients
+	@RADIXSERVE_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients \
+	  -m clients --confcutdir tests/clients -W ignore $(ARGS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -64,5 +72,11 @@ $(VENV)/.dev: $(VENV)/.serve
 	@$(BIN)/python -m pip install --no-deps $(SIGNATURES)
 	@touch $@
 
+$(CLIENTS)/.clients: tests/clients/requirements.txt
+	@echo "Installing the clients of others into $(CLIENTS) (once)"
+	@$(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install -r $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CLIENTS)

@@ -38,6 +38,7 @@ from radixserve.terminal.options import (
     LongPrefill,
     MaxPasses,
     MaxQueue,
+    MetricsCompat,
     QueueTimeout,
     ReasoningParser,
     RecordTrace,
@@ -279,6 +280,7 @@ def serve(
     api_key: ApiKeys = None,
     audit_log: AuditLog = None,
     record_trace: RecordTrace = None,
+    metrics_compat: MetricsCompat = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -340,6 +342,7 @@ def serve(
             api_keys=tuple(api_key or ()),
             audit_log=audit_log,
             record_trace=record_trace,
+            metrics_compat=metrics_compat,
         )
         run(config, settings, host, port, log_level)
     except (ConfigError, ModelError) as error:

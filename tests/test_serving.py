@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx2
 import pytest
+import torch
+from transformers import AutoModel
 
 from tests.engine.test_process import exists
 from tests.model import tiny
@@ -115,6 +117,34 @@ def streams(served: Serving, **fields: Any) -> Iterator[list[Any]]:
         for _ in asked:
             assert begun.acquire(timeout=HANG)
         yield asked
+
+
+def test_vectors_come_from_the_states_of_the_served_model_whatever_is_cached(directory, tmp_path):
+    with serving(directory, tmp_path / "log") as served:
+        for pooling in ("last", "mean"):
+            fields = {"input": PROMPTS[:3], "pooling": pooling, "dimensions": 16}
+            tokens = [tokenized(served.client, each) for each in PROMPTS[:3]]
+            for _ in range(2):
+                body = served.client.post("/v1/embeddings", json=fields).raise_for_status().json()
+                assert body["usage"]["total_tokens"] == sum(map(len, tokens))
+                reused = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+                found = torch.tensor([each["embedding"] for each in body["data"]])
+                torch.testing.assert_close(found, states(directory, tokens, pooling))
+            assert reused == (sum(map(len, tokens)) - 3 if pooling == "last" else 0)
+
+
+def tokenized(client: httpx2.Client, prompt: str) -> list[int]:
+    body = client.post("/tokenize", json={"prompt": prompt}).raise_for_status().json()
+    return list(body["tokens"])
+
+
+def states(directory: Path, prompts: list[list[int]], pooling: str) -> torch.Tensor:
+    """The first 16 numbers of transformers' own, with a length of 1."""
+    model = AutoModel.from_pretrained(directory, dtype=torch.float32)
+    with torch.inference_mode():
+        found = [model(torch.tensor([each])).last_hidden_state[0] for each in prompts]
+    pooled = [each[-1] if pooling == "last" else each.mean(0) for each in found]
+    return torch.nn.functional.normalize(torch.stack(pooled)[:, :16], dim=-1)
 
 
 def ended_well(served: Serving, children: list[int]) -> None:

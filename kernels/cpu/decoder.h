@@ -43,6 +43,7 @@ struct Step {
   void* kv;                     // [layers][pages of the pool][page]
   int64_t layer_bytes;          // of kv
   float* logits;                // [samples][vocabulary, rounded up to a panel]
+  float* states;                // [samples][hidden], in place of logits; or null
   bool together;                // read what rows share once
 };
 
@@ -111,6 +112,7 @@ class Decoder {
       add_product(inner_.data(), width(shape_.inner), tokens, layer.down, nullptr, residual);
       norm_rows(residual, tokens, last ? norm_ : layers[index + 1].attention_norm);
     }
+    if (step.states) return keep_states(step);
     product(pool_, normed_.data(), shape_.hidden, step.samples, head_,
             [&](int64_t row, int64_t column, f32x16 values) {
               store(step.logits + row * width(shape_.vocabulary) + column, values);
@@ -128,6 +130,17 @@ class Decoder {
       place(step, layer, kv, token, &projected_[token * stride]);
     });
     attention_.run(thread, kv, query_.data(), attended_.data(), shape_.scale, 0.0f);
+  }
+
+  // What the head would read, unrounded.
+  void keep_states(const Step& step) {
+    pool_.share(step.samples, [&](int64_t sample) {
+      const float* from = &kept_[sample * width(shape_.hidden)];
+      float* to = step.states + sample * shape_.hidden;
+      const float share = rms_share(from, shape_.hidden);
+      for (int64_t i = 0; i < shape_.hidden; i += LANES)
+        store(to + i, load(from + i) * splat(share) * load(norm_ + i));
+    });
   }
 
   // The rows of the tokens that are sampled: residuals in `kept_`, attention in `query_`.

@@ -46,6 +46,7 @@ class _Step(Structure):
         ("kv", c_void_p),
         ("layer_bytes", c_int64),
         ("logits", c_void_p),
+        ("states", c_void_p),
         ("together", c_bool),
     )
 
@@ -311,21 +312,47 @@ class NativeDecoder:
 
         ``cosines`` and ``sines`` are fp32 [T, head_dim / 2].
         """
+        logits = torch.empty(len(arrays.sample_rows), self._padded)
+        self._run(arrays, kv, (cosines, sines), together, logits=logits)
+        return logits[:, : self._shape.vocabulary]
+
+    def states(
+        self,
+        arrays: StepArrays,
+        kv: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        *,
+        together: bool = True,
+    ) -> torch.Tensor:
+        """As ``run``, but what the head reads, behind the last norm: fp32 [S, hidden]."""
+        states = torch.empty(len(arrays.sample_rows), self._shape.hidden)
+        self._run(arrays, kv, (cosines, sines), together, states=states)
+        return states
+
+    def _run(
+        self,
+        arrays: StepArrays,
+        kv: torch.Tensor,
+        rotations: tuple[torch.Tensor, torch.Tensor],
+        together: bool,
+        *,
+        logits: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
+    ) -> None:
+        """Compute a step into one of both."""
+        cosines, sines = rotations
         form = (len(arrays.token_ids), self._shape.head_dim // 2)
         _check(cosines, torch.float32, form)
         _check(sines, torch.float32, form)
         _check_pages(kv, self._page_bytes)
-        samples = len(arrays.sample_rows)
-        logits = torch.empty(samples, self._padded)
         step = _Step(
             _batch(arrays), arrays.token_ids.data_ptr(), arrays.append_pages.data_ptr(),
             arrays.append_offsets.data_ptr(), cosines.data_ptr(), sines.data_ptr(),
-            arrays.sample_rows.data_ptr(), samples, kv.data_ptr(),
-            kv.stride(0) * kv.itemsize,
-            logits.data_ptr(), together,
+            arrays.sample_rows.data_ptr(), len(arrays.sample_rows), kv.data_ptr(),
+            kv.stride(0) * kv.itemsize, _address(logits), _address(states), together,
         )  # fmt: skip
         self._library.radix_decoder_run(self._handle, byref(step))
-        return logits[:, : self._shape.vocabulary]
 
 
 def _batch(arrays: StepArrays) -> _Batch:

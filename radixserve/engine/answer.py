@@ -60,6 +60,15 @@ class Answer:
         sampled = delta.sampled
         self.begun = self.begun or bool(sampled)
         self._usage = delta.usage
+        if sampled and sampled[0].vector is not None:
+            self.finished = delta.finish is not None
+            return TextDelta(
+                index=self.index,
+                vector=sampled[0].vector,
+                finish=delta.finish,
+                usage=delta.usage,
+                error=delta.error,
+            )
         shown = sampled
         if delta.stop_token is not None and not self._request.include_stop_str_in_output:
             shown = sampled[:-1]

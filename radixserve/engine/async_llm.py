@@ -75,6 +75,7 @@ class AsyncLLM(Asking):
             max_model_len=runner.info.max_model_len,
             capacity=(runner.info.num_pages - 1) * self.config.page_size,
             vocab_size=runner.info.vocab_size,
+            embedding_size=runner.info.embedding_size,
             created=int(time.time()),
             page_size=self.config.page_size,
             prefix_cache=self.config.prefix_cache,

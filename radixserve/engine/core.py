@@ -20,15 +20,20 @@ from radixserve.cache.namespace import PUBLIC, on_engine
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.purge import Purge
 from radixserve.config import EngineConfig
-from radixserve.engine.deltas import delta_of
+from radixserve.engine.delta import delta_of
 from radixserve.engine.grammars import NO_GRAMMARS, Grammars
-from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest
+from radixserve.engine.messages import (
+    EngineStats,
+    GenerationDelta,
+    GenerationRequest,
+)
 from radixserve.engine.tenants import tenant_stats
 from radixserve.engine.waits import Waits
 from radixserve.errors import EngineDeadError, InvalidRequestError, LostError, RadixServeError
 from radixserve.model.info import ModelInfo
 from radixserve.scheduling.ahead import tokens_before
 from radixserve.scheduling.describe import describe
+from radixserve.scheduling.load import pending_tokens
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.progress import Progress
 from radixserve.scheduling.scheduler import Scheduler
@@ -38,6 +43,10 @@ log = logging.getLogger(__name__)
 
 COMPILING = 0.005
 """Seconds that a grammar is waited for until commands are looked for again."""
+NO_EMBEDDINGS = (
+    "This model gives no embeddings here: that takes radixserve's own decoder for CPUs, or "
+    "transformers, and no other ranks."
+)
 STALLED_PLANS = 200
 """Plans without a single token, although requests wait, after which one of them is given up."""
 FAILURES = 10
@@ -133,6 +142,8 @@ class EngineCore:
                 param="prompt",
             )
         sampling = request.sampling
+        if sampling.pooling is not None and self.runner.info.embedding_size is None:
+            raise InvalidRequestError(NO_EMBEDDINGS, code="unsupported_parameter")
         if sampling.seed is None and not sampling.greedy:
             sampling = replace(sampling, seed=self._seeds.getrandbits(63))
         namespace = on_engine(self.runner.info.kv_format, request.namespace)
@@ -151,7 +162,8 @@ class EngineCore:
                 deadline=request.deadline,
                 priority=request.priority,
                 sibling=request.sibling,
-                reuse=request.cache != "off",
+                # A mean is made of the hidden states of all tokens, and only KV is cached.
+                reuse=request.cache != "off" and sampling.pooling != "mean",
                 keep=request.cache == "on",
                 matcher=matcher,
             )
@@ -359,8 +371,8 @@ class EngineCore:
         namespace = on_engine(self.runner.info.kv_format, PUBLIC)
         self.cache.set_public(prefixes, namespace=namespace)
 
-    def stats(self, *, tenants: bool = True) -> EngineStats:
-        """Gauges and totals as of now. O(1), and O(tenants) with theirs."""
+    def stats(self, *, whole: bool = True) -> EngineStats:
+        """Gauges and totals as of now. O(1), and O(tenants + requests) for what they add to it."""
         totals = self.scheduler.totals
         return EngineStats(
             steps=self._steps,
@@ -377,8 +389,9 @@ class EngineCore:
             evicted_pages=self.cache.evicted,
             radix_nodes=self.cache.tree.nodes,
             finished=dict(totals.finished),
+            pending_tokens=pending_tokens(self.scheduler) if whole else None,
             public_pages=self.cache.accounts.public.used,
-            tenants=tenant_stats(self.scheduler) if tenants else {},
+            tenants=tenant_stats(self.scheduler) if whole else {},
         )
 
 

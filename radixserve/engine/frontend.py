@@ -29,6 +29,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a block: what is reused in place is whole blocks."""
     prefix_cache: bool = True
     kv_cache_dtype: str = "auto"
+    embedding_size: int | None = None
+    """Numbers of the vector that a prompt is pooled to; None where there can be none."""
     defaults: dict[str, float | int] = {}
     """Sampling defaults of the model's generation_config.json (temperature, top_p, ...)."""
 
@@ -97,6 +99,9 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     waited: float | None = None
     """Seconds that its prompt was in the queue; only in the first news of the first answer."""
+    vector: bytes | None = None
+    """What the prompt was pooled to, where the sampling parameters ask for that: fp32
+    little-endian, not normalised."""
 
 
 class Frontend(Protocol):

@@ -36,8 +36,10 @@ from radixserve.errors import DeadlineError, EngineDeadError, LostError, RadixSe
 
 log = logging.getLogger(__name__)
 
-TENANTS_EVERY = 32
-"""Steps after which the counts of tenants are told again."""
+WHOLE_EVERY = 32
+"""Steps after which all counts are told again, also those that take long to count."""
+WHOLE_AFTER = 0.5
+"""Seconds after which they are, however slow steps are."""
 
 
 class EngineLoop:
@@ -62,7 +64,9 @@ class EngineLoop:
         self._pace = Pace(core.config.max_num_batched_tokens)
         self._queue_timeout = core.config.queue_timeout
         self._untold = 0
-        """Steps since the counts of tenants were told."""
+        """Steps since all counts were told."""
+        self._told = clock()
+        """When that was."""
         self._queued: deque[tuple[float, list[str]]] = deque()
         """The sequences of a prompt, in the order in which these came, with the moment until which
         the first of them may wait."""
@@ -96,13 +100,15 @@ class EngineLoop:
         return deltas
 
     def _tell(self, deltas: list[GenerationDelta]) -> None:
-        """What a step brought, with the counts; those of tenants only now and then, since there may
-        be a thousand of them."""
+        """What a step brought, with the counts; those of tenants and of what waits only now and
+        then, since there may be a thousand of both."""
         self._untold += 1
-        tenants = self._core.idle or self._untold >= TENANTS_EVERY
-        if tenants:
-            self._untold = 0
-        self._send(StepNews(deltas, self._core.stats(tenants=tenants)))
+        now = self._clock()
+        due = self._untold >= WHOLE_EVERY or now - self._told >= WHOLE_AFTER
+        whole = due or self._core.idle
+        if whole:
+            self._untold, self._told = 0, now
+        self._send(StepNews(deltas, self._core.stats(whole=whole)))
 
     def _obey(self) -> bool:
         """Take the commands that have come, waiting for one while there is nothing to compute.

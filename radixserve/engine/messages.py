@@ -60,6 +60,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens that were not computed: reused pages and copied part-blocks."""
     copied_tokens: int = 0
     """Of those, the copied ones."""
+    written_tokens: int = 0
+    """Prompt tokens that were computed and are left in the cache."""
 
 
 class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -122,11 +124,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     radix_nodes: int
     finished: dict[str, int]
     """Ended requests by finish reason."""
+    pending_tokens: int | None = None
+    """Known tokens that are still to be computed before every request has its first one: what is
+    cached does not count. In the news of a step it is None where it was told a moment ago."""
     public_pages: int = 0
     """Pages of public prefixes, which count as nobody's."""
     tenants: dict[str, TenantStats] = {}
-    """Those that have terms, pages or running requests. A frontend always knows all of them; in the
-    news of a step it is left empty where it has not changed, or was told a moment ago."""
+    """Those that have terms, pages or running requests; left out together with the pending tokens.
+    A frontend always knows both."""
     restarts: int = 0
     """Times that the engine had to be started again; the totals above begin anew with each."""
 
@@ -286,6 +291,7 @@ class Ready(Message, frozen=True, kw_only=True):
 
     max_model_len: int
     vocab_size: int
+    embedding_size: int | None = None
     defaults: dict[str, float | int]
     most: int
     """Sequences that may run and wait."""

@@ -196,8 +196,9 @@ class Asking:
 
     def _learn(self, stats: EngineStats) -> None:
         """What is left out of ``stats`` is as it was."""
-        if not stats.tenants and self._stats is not None:
-            stats = replace(stats, tenants=self._stats.tenants)
+        before = self._stats
+        if stats.pending_tokens is None and before is not None:
+            stats = replace(stats, tenants=before.tenants, pending_tokens=before.pending_tokens)
         self._stats = stats
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,6 +40,20 @@ class Decoder:
         return self.forward(batch.token_ids, batch.positions, batch.sample_rows, PagedStep(backend))
 
     @torch.inference_mode()
+    def states(self, batch: PagedBatch, backend: AttentionBackend) -> torch.Tensor:
+        """As ``logits``, but the hidden states that these are made of, fp32 [S, hidden]."""
+        backend.begin(batch)
+        body: Any = self.model.base_model
+        output = body(
+            input_ids=batch.token_ids[None].to(self.device),
+            position_ids=batch.positions[None].to(self.device),
+            use_cache=False,
+            paged=self._paged(PagedStep(backend)),
+        )
+        states: torch.Tensor = output.last_hidden_state[0]
+        return states[batch.sample_rows.to(self.device)].float()
+
+    @torch.inference_mode()
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -53,7 +67,10 @@ class Decoder:
             position_ids=positions[None].to(self.device),
             logits_to_keep=keep.to(self.device),
             use_cache=False,
-            paged=paged if self._opaque is None else self._opaque.around(paged),
+            paged=self._paged(paged),
         )
         logits: torch.Tensor = output.logits
         return logits[0]
+
+    def _paged(self, paged: LayerAttention) -> object:
+        return paged if self._opaque is None else self._opaque.around(paged)

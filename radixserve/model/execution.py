@@ -24,6 +24,7 @@ from radixserve.model.kv_storage import KvGeometry, code_of
 from radixserve.model.loader import Description
 from radixserve.model.ops import FlashInferOps, Ops, TorchOps
 from radixserve.model.parallel import ALONE, Parallel, check_size
+from radixserve.model.pooler import States
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ class Executable(Protocol):
 
         Where it has graphs and is given a device for them, it captures them now.
         """
+
+    def states(self, kv: torch.Tensor) -> States | None:
+        """As ``on``, but what the logits are made of; None where that cannot be had."""
 
 
 def executable(
@@ -102,6 +106,10 @@ class _Native:
     def on(self, kv: torch.Tensor, graphs: GraphDevice | None = None) -> Logits:
         """See ``Executable.on``."""
         return partial(self._model.logits, kv=kv)
+
+    def states(self, kv: torch.Tensor) -> States:
+        """See ``Executable.states``."""
+        return partial(self._model.states, kv=kv)
 
 
 def _only_native(wish: str) -> ConfigError:
@@ -215,6 +223,9 @@ class _Torch:
 
         assert isinstance(attention, FlashInferAttention)
         return with_graphs(eager, self._decoder.forward, attention, self._room, graphs)
+
+    def states(self, kv: torch.Tensor) -> None:
+        """Not built."""
 
 
 def _torch(described: Description, config: EngineConfig, parallel: Parallel) -> _Torch | None:

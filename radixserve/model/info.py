@@ -21,5 +21,7 @@ class ModelInfo:
     kv_bytes_per_token: int
     sampling_defaults: dict[str, float | int]
     """What generation_config.json sets (temperature, top_p, top_k, min_p, repetition_penalty)."""
+    embedding_size: int | None = None
+    """Numbers of the vector that a prompt is pooled to; None where there can be none."""
     kv_format: str | None = None
     """What KV may be shared with: see ``KvGeometry.format``."""

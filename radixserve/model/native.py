@@ -99,9 +99,20 @@ class NativeModel:
         The KV of all tokens is appended to ``kv``, [layers, pages, ...], whose pages the kernels
         lay out in their own order.
         """
-        cosines, sines = self._cosines[batch.positions], self._sines[batch.positions]
-        logits: torch.Tensor = self._decoder.run(batch, kv, cosines, sines, together=self._together)
+        logits: torch.Tensor = self._decoder.run(
+            batch, kv, *self._rotations(batch), together=self._together
+        )
         return logits
+
+    def states(self, batch: PagedBatch, kv: torch.Tensor) -> torch.Tensor:
+        """As ``logits``, but the hidden states that these are made of, fp32 [S, hidden]."""
+        states: torch.Tensor = self._decoder.states(
+            batch, kv, *self._rotations(batch), together=self._together
+        )
+        return states
+
+    def _rotations(self, batch: PagedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._cosines[batch.positions], self._sines[batch.positions]
 
 
 class _Packer:

@@ -22,6 +22,7 @@ from radixserve.model.launch import Launcher
 from radixserve.model.loader import Description, ModelFiles, describe
 from radixserve.model.memory import free_memory
 from radixserve.model.parallel import ALONE, Parallel
+from radixserve.model.pooler import Pooler
 from radixserve.model.sampler import sample
 from radixserve.model.startup import require_gpu
 from radixserve.scheduling.plan import Sampled, StepPlan
@@ -61,6 +62,8 @@ class ModelRunner:
         geometry = model.geometry
         self._storage = KvStorage(geometry, num_pages, config.page_size, device)
         self._logits = model.on(self._storage.kv, CudaGraphs(device) if model.graphs else None)
+        states = model.states(self._storage.kv)
+        self._pooler = states and Pooler(states, config.page_size, config.max_num_seqs)
         log.info("%s; %d KV pages of %d tokens", model.name, num_pages - 1, config.page_size)
         self.info = ModelInfo(
             vocab_size=described.config.vocab_size,
@@ -71,6 +74,7 @@ class ModelRunner:
             backend=model.name,
             kv_bytes_per_token=geometry.token_bytes * parallel.size,
             sampling_defaults=described.sampling_defaults,
+            embedding_size=described.config.hidden_size if self._pooler else None,
             kv_format=geometry.format,
         )
         self.launch: Launcher | None = None
@@ -90,6 +94,8 @@ class ModelRunner:
         Returns:
             One entry a row: empty if it does not sample, else its token and those of its forks.
         """
+        if any(row.pooling is not None for row in plan.rows[plan.decoding :]):
+            return self._execute_apart(plan)
         batch = paged_batch(plan, self._storage.page_size) if plan.rows else None
         logits = self.compute(plan.copies, batch)
         if logits is None:
@@ -97,6 +103,17 @@ class ModelRunner:
         sampling = [row for row in plan.rows if row.sampling is not None]
         sampled = iter(sample(logits, sampling, self.info.eos_token_ids))
         return [() if row.sampling is None else next(sampled) for row in plan.rows]
+
+    def _execute_apart(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
+        """A plan with rows that are pooled: of these no logits are computed."""
+        assert self._pooler is not None, "a model that has no hidden states pools nothing"
+        pooled = [row for row in plan.rows if row.pooling is not None]
+        others = [row for row in plan.rows if row.pooling is None]
+        self._storage.copy_pages(plan.copies)
+        vectors = iter(self._pooler.execute(plan.step, pooled))
+        rest = self.execute(StepPlan(plan.step, others, decoding=plan.decoding)) if others else []
+        tokens = iter(rest)
+        return [next(tokens if row.pooling is None else vectors) for row in plan.rows]
 
     def compute(self, copies: Sequence[PageCopy], batch: PagedBatch | None) -> torch.Tensor | None:
         """Run ``copies``, then the rows of ``batch``; the logits of those that sample."""

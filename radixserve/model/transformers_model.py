@@ -28,6 +28,7 @@ from radixserve.model.cuda_graphs import GraphDevice, Logits
 from radixserve.model.decoder import Decoder
 from radixserve.model.kv_storage import KvGeometry, KvStorage, code_of
 from radixserve.model.loader import Description
+from radixserve.model.pooler import States
 from radixserve.model.transformers_attention import NAME
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,11 @@ class TransformersModel:
         """See ``Executable.on``."""
         backend = self._attention(kv, self.geometry.page(self._page_size))
         return partial(self._decoder.logits, backend=backend)
+
+    def states(self, kv: torch.Tensor) -> States:
+        """See ``Executable.states``."""
+        backend = self._attention(kv, self.geometry.page(self._page_size))
+        return partial(self._decoder.states, backend=backend)
 
     def _compile(self, check: Callable[[], None]) -> None:
         log.info("torch compiles this model, which may take minutes")

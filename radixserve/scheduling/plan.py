@@ -9,7 +9,7 @@ import msgspec
 
 from radixserve.cache.pages import PageCopy
 from radixserve.scheduling.grammar import Matcher
-from radixserve.scheduling.sampling import SamplingParams
+from radixserve.scheduling.sampling import Pooling, SamplingParams
 
 UNKNOWN = b"\xff\xff\xff\xff"
 """The one token of a row whose value the step before chooses, and only the device knows: -1."""
@@ -50,6 +50,8 @@ class Row:
     matcher: Matcher | None = None
     """Where the answer, and with it those of the forks, stands in its grammar; None if it has none.
     It is moved on when the plan is committed."""
+    pooling: Pooling | None = None
+    """Set where the end of the prompt brings a vector, not a token."""
 
     @property
     def count(self) -> int:
@@ -92,3 +94,5 @@ class Sampled(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """(token id, logprob) of the likeliest tokens, best first."""
     error: str | None = None
     """Set when this row alone failed; its request ends with an error, the others go on."""
+    vector: bytes | None = None
+    """In place of a token, where that was wanted: fp32 little-endian."""

@@ -83,6 +83,11 @@ class Request:
         return self.known - self.prompt_length
 
     @property
+    def written(self) -> int:
+        """Prompt tokens that were computed and are left in the cache, once it has run."""
+        return self.prompt_length - self.cached if self.keep and self.cached is not None else 0
+
+    @property
     def ready(self) -> bool:
         """Whether it may begin: its grammar may still be being compiled."""
         return self.matcher is None or self.matcher.ready
@@ -149,4 +154,5 @@ class Request:
             self.tokens,
             self.prompt_length,
             matcher=self.matcher,
+            pooling=self.sampling.pooling,
         )

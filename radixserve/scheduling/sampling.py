@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.grammar import Grammar
 
+Pooling = Literal["last", "mean"]
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -44,6 +46,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: no logprobs; k: that of the chosen token and of the k likeliest ones."""
+    pooling: Pooling | None = None
+    """What is wanted in place of tokens: the hidden state of the prompt's last token, or the mean
+    of all of them, for which all are computed. Such a request ends after one token, which is no
+    choice of the model's."""
     grammar: Grammar | None = None
     """What the whole answer has to look like; it ends where nothing may follow."""
 

@@ -109,7 +109,7 @@ class Scheduler:
             arrival=self._arrivals,
             sibling=sibling,
             reuse=reuse,
-            keep=keep,
+            keep=keep and self.cache.enabled,
             deadline=deadline,
             queued=self.plans,
             matcher=matcher,

@@ -30,6 +30,7 @@ from radixserve.server.cache import (
 )
 from radixserve.server.chat import chat_completions
 from radixserve.server.completions import completions
+from radixserve.server.embeddings import embeddings
 from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_with_error
 from radixserve.server.generate import generate
 from radixserve.server.health import health, version
@@ -85,6 +86,7 @@ OPEN: list[BaseRoute] = [
 TENANTS: list[BaseRoute] = [
     _limited("/v1/chat/completions", chat_completions, "chat"),
     _limited("/v1/completions", completions, "completions"),
+    _limited("/v1/embeddings", embeddings, "embeddings"),
     _limited("/generate", generate, "completions"),
     _limited("/tokenize", tokenize, "tokenize"),
     _limited("/detokenize", detokenize, "tokenize"),

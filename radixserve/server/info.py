@@ -43,12 +43,14 @@ async def model_info(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """``server_load``, vLLM's name, is what runs and what waits."""
+    """``server_load``, vLLM's name, is how many requests run and wait; ``pending_tokens`` the work
+    that is in them, without what is cached."""
     service: Service = request.app.state.service
     stats = service.frontend.stats()
     shown: dict[str, Any] = {
         "server_load": stats.running + stats.waiting,
         "running": stats.running,
         "waiting": stats.waiting,
+        "pending_tokens": stats.pending_tokens,
     }
     return JSONResponse(shown)

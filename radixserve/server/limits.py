@@ -14,7 +14,7 @@ BODY_LIMIT = 32 * 2**20
 LARGE_BODY = 2**18
 """Bytes from which decoding would hold up the event loop for more than a few milliseconds."""
 MAX_COMMAS = 2**16
-"""Commas outside ``messages`` and ``prompt``, and so values beside them."""
+"""Commas outside ``messages``, ``prompt`` and ``input``, and so values beside them."""
 MAX_CONTAINERS = 2**18
 """Lists and objects of a body. Brackets inside of texts count too, since telling them apart costs
 what this saves; a text with so many is longer than what models take."""
@@ -28,6 +28,7 @@ class _Bulk(msgspec.Struct):
 
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
     stop: msgspec.Raw = msgspec.Raw(b"")
     stop_token_ids: msgspec.Raw = msgspec.Raw(b"")
     logit_bias: msgspec.Raw = msgspec.Raw(b"")
@@ -94,7 +95,7 @@ def _check_values(body: bytes) -> None:
         )
     bulk = msgspec.json.decode(body, type=_Bulk)
     commas = {name: bytes(raw).count(b",") for name, raw in msgspec.structs.asdict(bulk).items()}
-    besides = body.count(b",") - commas.pop("messages") - commas.pop("prompt")
+    besides = body.count(b",") - sum(commas.pop(name) for name in ("messages", "prompt", "input"))
     if besides > MAX_COMMAS:
         largest = max(commas, key=lambda name: commas[name])
         if commas[largest] > besides // 2 and largest in ("response_format", "structured_outputs"):

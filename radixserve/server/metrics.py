@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import perf_counter
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.engine.frontend import Frontend, TextDelta
-from radixserve.engine.messages import EngineStats
+from radixserve.engine.messages import EngineStats, Usage
+from radixserve.server.metrics_compat import Compatible, Peer
 from radixserve.server.tenants.metrics import TenantMetrics
 
 PREFIX = "radixserve:"
@@ -34,6 +38,10 @@ TOKENS: Buckets = tuple(digit * 10**power for power in range(6) for digit in (1,
 GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_requests_running": ("Requests in the current batch.", lambda stats: stats.running),
     "num_requests_waiting": ("Requests that wait for a place.", lambda stats: stats.waiting),
+    "pending_tokens": (
+        "Known tokens, not cached, to be computed until all requests have their first one.",
+        lambda stats: stats.pending_tokens or 0,
+    ),
     "kv_cache_usage_perc": (
         "Share of the KV pages in use by running requests, 0 to 1.",
         lambda stats: _share_in_use(stats),
@@ -98,18 +106,31 @@ class EngineCollector:
 class Metrics:
     """Everything that ``/metrics`` shows. Labels are the served model's name, and a tenant's."""
 
-    def __init__(self, frontend: Frontend, tenants: Callable[[], Iterable[str]]):
-        """``tenants`` says the names of those that may have labels of their own."""
+    def __init__(
+        self,
+        frontend: Frontend,
+        tenants: Callable[[], Iterable[str]],
+        compat: Peer | None = None,
+    ):
+        """``tenants`` says the names of those that may have labels of their own; ``compat`` whose
+        names are shown beside our own."""
         self._frontend = frontend
         self.registry = CollectorRegistry()
+        self.shown: Collector = self.registry
+        if compat is not None:
+            self.shown = Compatible(self.registry, PREFIX, frontend, compat)
         self.tenants = TenantMetrics(self.registry, tenants)
         self.registry.register(EngineCollector(frontend, self.tenants))
         self.queue = self._histogram("request_queue_time_seconds", LATENCY)
         self.first_token = self._histogram("time_to_first_token_seconds", TTFT)
         self.between_tokens = self._histogram("inter_token_latency_seconds", ITL)
         self.latency = self._histogram("e2e_request_latency_seconds", LATENCY)
+        self.decoding = self._histogram("request_decode_time_seconds", LATENCY)
+        self.per_token = self._histogram("request_time_per_output_token_seconds", ITL)
         self.prompt_tokens = self._histogram("request_prompt_tokens", TOKENS)
+        self.computed_tokens = self._histogram("request_prefill_kv_computed_tokens", TOKENS)
         self.generation_tokens = self._histogram("request_generation_tokens", TOKENS)
+        self.longest_answer = self._histogram("request_max_num_generation_tokens", TOKENS)
         self.finished = Counter(
             PREFIX + "request_success",
             "Answers by the reason for their end.",
@@ -135,7 +156,9 @@ class RequestTimer:
         self._model = model
         self._tenant = tenant
         self._start = perf_counter()
+        self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
+        self._longest = 0
 
     def take(self, delta: TextDelta) -> None:
         now = perf_counter()
@@ -146,21 +169,36 @@ class RequestTimer:
             if delta.index in self._last:
                 gap = (now - self._last[delta.index]) / len(delta.tokens)
                 self._metrics.between_tokens.labels(self._model).observe(gap)
-            elif not self._last:
-                self._metrics.first_token.labels(self._model).observe(now - self._start)
-                self._metrics.tenants.began(self._model, self._tenant, now - self._start)
+            else:
+                if not self._first:
+                    self._metrics.first_token.labels(self._model).observe(now - self._start)
+                    self._metrics.tenants.began(self._model, self._tenant, now - self._start)
+                self._first[delta.index] = now
             self._last[delta.index] = now
         if delta.finish is not None:
             self._metrics.finished.labels(self._model, delta.finish).inc()
-            usage = delta.usage
-            self._metrics.generation_tokens.labels(self._model).observe(usage.completion_tokens)
-            if delta.index == 0:
-                self._metrics.prompt_tokens.labels(self._model).observe(usage.prompt_tokens)
+            self._finish(delta.index, delta.usage)
+
+    def _finish(self, index: int, usage: Usage) -> None:
+        metrics, model, tokens = self._metrics, self._model, usage.completion_tokens
+        metrics.generation_tokens.labels(model).observe(tokens)
+        self._longest = max(self._longest, tokens)
+        if index == 0:
+            metrics.prompt_tokens.labels(model).observe(usage.prompt_tokens)
+            computed = usage.prompt_tokens - usage.cached_tokens
+            metrics.computed_tokens.labels(model).observe(computed)
+        if index in self._first:
+            seconds = self._last[index] - self._first[index]
+            metrics.decoding.labels(model).observe(seconds)
+            if tokens > 1:
+                metrics.per_token.labels(model).observe(seconds / (tokens - 1))
 
     def end(self, unfinished: int, reason: str) -> None:
         """Nothing more will come; ``unfinished`` answers have ended for ``reason``."""
         if unfinished:
             self._metrics.finished.labels(self._model, reason).inc(unfinished)
+        if self._longest:
+            self._metrics.longest_answer.labels(self._model).observe(self._longest)
         if reason != "refused":
             self._metrics.latency.labels(self._model).observe(perf_counter() - self._start)
 
@@ -169,7 +207,9 @@ async def metrics(request: Request) -> Response:
     """``GET /metrics``, in the format that the scraper accepts."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     own: Metrics = request.app.state.service.metrics
-    return Response(encode(own.registry), headers={"content-type": content_type})
+    # No name of ours needs to be escaped; the library would make underscores of their colons.
+    shown = cast("Callable[..., bytes]", encode)(own.shown, escaping=ALLOWUTF8)
+    return Response(shown, headers={"content-type": content_type})
 
 
 def _share_in_use(stats: EngineStats) -> float:

@@ -15,6 +15,7 @@ import radixserve
 from radixserve.server.batches.routes import BatchRequest
 from radixserve.server.batches.store import BatchObject, FileObject
 from radixserve.server.cache import PurgeRequest
+from radixserve.server.embeddings import EmbeddingList, EmbeddingRequest
 from radixserve.server.errors import ErrorBody
 from radixserve.server.generate import GenerateRequest
 from radixserve.server.models import ModelList, ModelObject
@@ -36,6 +37,7 @@ Struct = type[msgspec.Struct]
 BODIES: dict[str, Struct] = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/completions": CompletionRequest,
+    "POST /v1/embeddings": EmbeddingRequest,
     "POST /generate": GenerateRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
@@ -47,6 +49,7 @@ BODIES: dict[str, Struct] = {
 ANSWERS: dict[str, Struct] = {
     "GET /v1/models": ModelList,
     "GET /v1/models/{name}": ModelObject,
+    "POST /v1/embeddings": EmbeddingList,
     "POST /tokenize": TokenizeResponse,
     "POST /detokenize": DetokenizeResponse,
     "POST /v1/batches": BatchObject,

@@ -14,7 +14,7 @@ Prompts = str | list[str | int | list[int]]
 """As they are sent: a text, a list of them, token ids, or a list of lists of these."""
 
 
-def named(sent: Prompts, param: str) -> dict[str, Prompt]:
+def named(sent: Prompts, param: str, *, most: int = MAX_PROMPTS) -> dict[str, Prompt]:
     """The prompts of the field ``param``, each with its dotted path in the request.
 
     Raises:
@@ -31,8 +31,8 @@ def named(sent: Prompts, param: str) -> dict[str, Prompt]:
             raise invalid(f"{param}.{index}", message, "invalid_type")
     if kind is int:
         return {param: sent}  # type: ignore[dict-item]
-    if len(sent) > MAX_PROMPTS:
-        raise invalid(param, f"{len(sent)} prompts were sent; at most {MAX_PROMPTS} are taken")
+    if len(sent) > most:
+        raise invalid(param, f"{len(sent)} prompts were sent; at most {most} are taken")
     return {f"{param}.{index}": entry for index, entry in enumerate(sent)}  # type: ignore[misc]
 
 

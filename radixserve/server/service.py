@@ -27,6 +27,7 @@ from radixserve.server.dialect import Dialect
 from radixserve.server.errors import AnswerError
 from radixserve.server.limits import BODY_LIMIT
 from radixserve.server.metrics import Metrics
+from radixserve.server.metrics_compat import Peer
 from radixserve.server.recording import Recorder
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.audit import Audit
@@ -72,6 +73,8 @@ class Settings:
     """Where a line is written for each request."""
     record_trace: Path | None = None
     """Where prompts are recorded, as hashes."""
+    metrics_compat: Peer | None = None
+    """Whose names ``/metrics`` shows beside our own."""
     text_threads: int = 4
     """Prompts that are rendered and tokenized at once."""
     tool_call_parser: str = AUTO
@@ -106,7 +109,8 @@ class Service:
     _dialect: Dialect | None = None
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.frontend, lambda: self.tenants.tenants)
+        compat = self.settings.metrics_compat
+        self.metrics = Metrics(self.frontend, lambda: self.tenants.tenants, compat)
         self.tenants.serve(self.frontend)
         self.large_bodies = anyio.CapacityLimiter(1)
         self._text_work = anyio.CapacityLimiter(self.settings.text_threads)
@@ -166,8 +170,11 @@ class Service:
         if tokens >= limit:
             raise ContextLengthError(tokens, limit, param=param, at_least=at_least)
 
-    async def answers(self, requests: Sequence[TextRequest], visit: Visit) -> Deltas:
-        """News of all ``requests``, which run at the same time. Closing it aborts what is left.
+    async def answers(
+        self, requests: Sequence[TextRequest], visit: Visit, *, at_once: int | None = None
+    ) -> Deltas:
+        """News of all ``requests``, which run at the same time, or as many as are given to the
+        engine ``at_once``. Closing it aborts what is left.
 
         Nothing is generated but through here, and here for the tenant that ``visit`` is of. Where
         the time is over for some before they have begun, and others have, these end empty.
@@ -184,12 +191,13 @@ class Service:
                     yield delta
             return
         queue: asyncio.Queue[tuple[int, TextDelta] | Exception | None] = asyncio.Queue()
+        gate = asyncio.Semaphore(at_once or len(requests))
         late: dict[int, DeadlineError] = {}
         """By place, those that have not begun in time."""
 
         async def pump(prompt: int, request: TextRequest) -> None:
             try:
-                async with aclosing(self._answer(prompt, request, tally)) as deltas:
+                async with gate, aclosing(self._answer(prompt, request, tally)) as deltas:
                     async for delta in deltas:
                         queue.put_nowait(delta)
                 queue.put_nowait(None)

@@ -43,13 +43,14 @@ class Tally:
                 prompts[prompt] = usage
         tokens = sum(usage.prompt_tokens for usage in prompts.values())
         cached = sum(usage.cached_tokens for usage in prompts.values())
+        written = sum(usage.written_tokens for usage in prompts.values())
         copied = sum(usage.copied_tokens for usage in prompts.values())
         parts = Reuse(cached - copied, copied, tokens - cached) if reuse else UNSET
         return UsageObject(
             tokens,
             completion,
             tokens + completion,
-            PromptTokensDetails(cached),
+            PromptTokensDetails(cached, written),
             CompletionTokensDetails(min(self.reasoning, completion)),
             parts,
         )

@@ -108,6 +108,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class Reuse(msgspec.Struct, frozen=True):

@@ -28,7 +28,9 @@ PRIORITIES = {"high": -1, "normal": 0, "low": 1}
 LARGEST = 10**12
 ROUNDING = 1e-9
 
-Endpoint = Literal["chat", "completions", "models", "batches", "cache", "metrics", "tokenize"]
+Endpoint = Literal[
+    "chat", "completions", "embeddings", "models", "batches", "cache", "metrics", "tokenize"
+]  # fmt: skip
 FOR_TENANTS: tuple[Endpoint, ...] = tuple(
     # Numbers of all tenants are no tenant's business.
     each

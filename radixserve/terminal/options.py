@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -152,5 +152,14 @@ ReasoningParser = Annotated[
         panel=MODEL,
         help="How the model marks reasoning: auto, none, or a name.",
         metavar="NAME",
+    ),
+]
+MetricsCompat = Annotated[
+    Literal["vllm", "sglang"] | None,
+    option(
+        "--metrics-compat",
+        panel=SERVER,
+        help="/metrics also under the names that dashboards and routers for this server read.",
+        show_default="our own alone",
     ),
 ]

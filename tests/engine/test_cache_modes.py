@@ -77,6 +77,18 @@ def test_read_only_takes_and_leaves_nothing():
     assert core.stats().pages_evictable == before
 
 
+def test_what_is_left_in_the_cache_is_told():
+    core = engine()
+    for mode, written in (("read-only", 0), ("off", 0), ("on", len(PROMPT)), ("on", 1)):
+        add(core, "a", mode)  # type: ignore[arg-type]
+        [first, *_] = core.step()
+        assert first.usage.written_tokens == written
+        run(core, "a", begun=[first])
+    core = engine(prefix_cache=False)
+    add(core, "a", "on")
+    assert core.step()[0].usage.written_tokens == 0
+
+
 @pytest.mark.parametrize("leader", ["off", "read-only"])
 @pytest.mark.parametrize("other", ["on", "read-only", "off"])
 def test_those_who_leave_nothing_are_not_waited_for(leader: CacheMode, other: CacheMode):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from radixserve.engine.core import EngineCore
-from radixserve.engine.loop import TENANTS_EVERY, EngineLoop
+from radixserve.engine.loop import WHOLE_EVERY, EngineLoop
 from radixserve.engine.messages import (
     Add,
     Command,
@@ -115,7 +115,7 @@ def test_the_counts_of_tenants_are_told_now_and_then_and_when_nothing_is_left_to
     commands: list[Command] = [
         SetTenants({"a": Terms()}),
         SetPublic([pack(PROMPT[:22])]),
-        Add([request("a", tokens=3 * TENANTS_EVERY)], 0.0),
+        Add([request("a", tokens=3 * WHOLE_EVERY)], 0.0),
     ]
 
     def get(wait: bool) -> Command:
@@ -126,7 +126,9 @@ def test_the_counts_of_tenants_are_told_now_and_then_and_when_nothing_is_left_to
         raise queue.Empty
 
     EngineLoop(core, get, sent.append).run()
-    told = [bool(news.stats.tenants) for news in sent if isinstance(news, StepNews)]
+    stats = [news.stats for news in sent if isinstance(news, StepNews)]
+    told = [bool(each.tenants) for each in stats]
+    assert [each.pending_tokens is not None for each in stats] == told
     assert told[-1]
     assert 4 <= sum(told) <= 7
     assert len(told) > 90

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,11 @@ class FakeFrontend:
 
     def __init__(self, answer: str = ANSWER, *, max_model_len: int = 200):
         self.card = ModelCard(
-            name=MODEL, max_model_len=max_model_len, vocab_size=256, created=1_700_000_000
+            name=MODEL,
+            max_model_len=max_model_len,
+            vocab_size=256,
+            created=1_700_000_000,
+            embedding_size=4,
         )
         self.tokenizer = FakeTokenizer()
         self.answer = answer
@@ -173,6 +178,10 @@ class FakeFrontend:
                 raise self.refuse
             StopStrings(request.stop)
             cached = self._cached(request)
+            if request.sampling.pooling is not None:
+                yield self._vector(request, cached)
+                finished = 1
+                return
             for index in range(request.n):
                 # What an answer that forks off the first one reused is no news.
                 async for delta in self._answer(request, index, cached if index == 0 else 1):
@@ -196,7 +205,8 @@ class FakeFrontend:
                 await asyncio.sleep(self.pace)
             if position == self.die_after:
                 raise RuntimeError("secret detail")
-            usage = Usage(len(request.prompt) // 4, position + 1, cached)
+            prompt = len(request.prompt) // 4
+            usage = Usage(prompt, position + 1, cached, 0, prompt - cached)
             if position == self.fail_after:
                 yield TextDelta(index=index, finish="error", usage=usage, error="It broke.")
                 return
@@ -211,6 +221,13 @@ class FakeFrontend:
                 usage=usage,
                 waited=WAITED if index == position == 0 else None,
             )
+
+    def _vector(self, request: TextRequest, cached: int) -> TextDelta:
+        """Four numbers: the first token, the last one, how many there are, and zero."""
+        prompt = request.prompt
+        numbers = (prompt[3], prompt[-1], len(prompt) // 4, 0)
+        usage = Usage(len(prompt) // 4, 0, cached)
+        return TextDelta(vector=struct.pack("<4f", *numbers), finish="length", usage=usage)
 
     def _logprob(self, letter: str) -> TokenLogprob:
         data = letter.encode()
@@ -239,6 +256,7 @@ class FakeFrontend:
             evicted_pages=5,
             radix_nodes=11,
             finished={"stop": 3},
+            pending_tokens=24,
         )
 
 

@@ -105,6 +105,16 @@ def test_a_batch_is_answered_line_by_line_at_the_lowest_priority(
     assert client.get("/v1/batches").json()["data"][0]["id"] == batch["id"]
 
 
+def test_vectors_are_made_by_batches_too(client: TestClient, frontend: FakeFrontend):
+    url = "/v1/embeddings"
+    rows = [{**line(each, url), "body": {"input": [each, "b"]}} for each in ("one", "two")]
+    batch = ended(client, batch_of(client, rows, endpoint=url)["id"])
+    assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    body = results(client, batch["output_file_id"])["two"]["response"]["body"]
+    assert [len(each["embedding"]) for each in body["data"]] == [4, 4]
+    assert {request.priority for request in frontend.requests} == {2**31 - 1}
+
+
 def test_lines_that_are_refused_are_in_a_file_of_their_own(client: TestClient):
     rows = [line("good"), line("bad", temperature=-1), line("long", messages=[USER[0]] * 300)]
     batch = ended(client, batch_of(client, rows)["id"])

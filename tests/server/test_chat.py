@@ -24,8 +24,9 @@ def test_an_answer_has_the_shape_of_openai(client: TestClient):
 def test_usage_is_always_there_and_counts_what_was_reused(client: TestClient):
     cold = chat(client).json()["usage"]
     warm = chat(client).json()["usage"]
-    assert cold["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert warm["prompt_tokens_details"] == {"cached_tokens": cold["prompt_tokens"] - 1}
+    prompt = cold["prompt_tokens"]
+    assert cold["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": prompt}
+    assert warm["prompt_tokens_details"] == {"cached_tokens": prompt - 1, "cache_write_tokens": 1}
     assert warm["total_tokens"] == warm["prompt_tokens"] + warm["completion_tokens"]
     assert warm["completion_tokens"] == len(ANSWER)
 
@@ -79,7 +80,7 @@ def test_usage_comes_once_and_last_with_no_choices(client: TestClient):
     chunks = events(chat(client, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == len(ANSWER)
-    assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     for chunk in chunks[:-1]:
         assert chunk["usage"] is None
         assert chunk["choices"]

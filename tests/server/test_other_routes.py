@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -61,6 +62,7 @@ def test_metrics_tell_the_engines_counts_under_their_usual_names(client: TestCli
     for name, value in {
         "num_requests_running": 1,
         "num_requests_waiting": 0,
+        "pending_tokens": 24,
         "kv_cache_usage_perc": 0.25,
         "prefix_cache_queries_total": 1000,
         "prefix_cache_hits_total": 800,
@@ -72,6 +74,22 @@ def test_metrics_tell_the_engines_counts_under_their_usual_names(client: TestCli
         "radix_nodes": 11,
     }.items():
         assert shown[f"radixserve:{name}"] == value, name
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain;version=0.0.4",
+        "application/openmetrics-text;version=1.0.0",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6",
+    ],
+)
+def test_names_are_the_same_in_every_format(client: TestClient, accept: str):
+    chat(client)
+    answer = client.get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"].startswith(accept.partition(";")[0])
+    for sample in ("prefix_cache_hits_total", "time_to_first_token_seconds_count"):
+        assert f'\nradixserve:{sample}{{model_name="{MODEL}"}} ' in answer.text
 
 
 def test_metrics_count_what_requests_brought(client: TestClient, frontend: FakeFrontend):
@@ -108,7 +126,12 @@ def test_routers_are_told_what_runs_here_and_how_busy_it_is(
     assert info["model"] == MODEL
     assert info["max_model_len"] == 200
     assert (info["pages_total"], info["pages_free"], info["waiting"]) == (100, 50, 3)
-    assert client.get("/load").json() == {"server_load": 4, "running": 1, "waiting": 3}
+    assert client.get("/load").json() == {
+        "server_load": 4,
+        "running": 1,
+        "waiting": 3,
+        "pending_tokens": 24,
+    }
     assert client.get("/get_model_info").json()["model_path"] == MODEL
     assert client.get("/ready").status_code == 200
     frontend.alive = False

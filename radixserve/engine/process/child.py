@@ -61,6 +61,7 @@ def main(load: Load | None = None) -> None:
             Ready(
                 max_model_len=info.max_model_len,
                 vocab_size=info.vocab_size,
+                embedding_size=info.embedding_size,
                 defaults=info.sampling_defaults,
                 most=config.max_num_seqs + config.max_queue,
                 stats=core.stats(),

@@ -149,6 +149,7 @@ class SupervisedLLM(Asking):
             max_model_len=ready.max_model_len,
             capacity=ready.stats.pages_total * self.config.page_size,
             vocab_size=ready.vocab_size,
+            embedding_size=ready.embedding_size,
             created=int(time.time()) if first else self.card.created,
             page_size=self.config.page_size,
             prefix_cache=self.config.prefix_cache,

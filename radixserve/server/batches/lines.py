@@ -10,7 +10,7 @@ import msgspec
 
 from radixserve.server.batches.store import BatchError
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MOST_LINES = 50_000
 MOST_ERRORS = 100
 LONGEST_ID = 512

@@ -1,4 +1,4 @@
-"""What a step brought to a request, as those are told who asked for it."""
+"""What a step brought to one request, as it is told."""
 
 from __future__ import annotations
 
@@ -34,4 +34,10 @@ def _stop_token(progress: Progress) -> int | None:
 
 
 def _usage(request: Request) -> Usage:
-    return Usage(request.prompt_length, request.generated, request.cached or 0, request.copied)
+    return Usage(
+        request.prompt_length,
+        request.generated if request.sampling.pooling is None else 0,
+        request.cached or 0,
+        request.copied,
+        request.written,
+    )

@@ -1,0 +1,178 @@
+"""``POST /v1/embeddings``: a vector for each input, from the decoder's hidden states."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from contextlib import aclosing
+from functools import partial
+from typing import Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.engine.frontend import ModelCard, TextRequest
+from radixserve.errors import DeadlineError
+from radixserve.scheduling.sampling import Pooling, SamplingParams
+from radixserve.server.errors import ApiError
+from radixserve.server.fields import ignored_header, triage
+from radixserve.server.limits import decode, read_body
+from radixserve.server.parameters import check_model, text_request
+from radixserve.server.prompts import Prompts, encoded, named
+from radixserve.server.service import Service, until_gone
+from radixserve.server.tally import Tally
+from radixserve.server.tenants.visit import Visit
+from radixserve.server.wire import CacheFields, GenerationFields, PromptTokensDetails, invalid
+
+MAX_INPUTS = 2048
+AT_ONCE = 32
+"""Inputs of a request that the engine is given at once: enough to fill its steps, and too few to
+keep others waiting."""
+REFUSED: dict[str, tuple[object, ...]] = {
+    "messages": (),
+    "truncate_prompt_tokens": (),
+    "normalize": (True,),
+    "embed_dtype": ("float32",),
+}
+"""What would change the vectors and is not built, with the values that ask for nothing."""
+
+Encoding = Literal["float", "base64"]
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """OpenAI's fields, and ours behind them."""
+
+    input: Prompts
+    model: str | None = None
+    encoding_format: Encoding | None = None
+    dimensions: int | None = None
+    pooling: Pooling | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    cache: CacheFields | None = None
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Embedding(msgspec.Struct):
+    index: int
+    embedding: list[float] | str
+    """Numbers, or these as fp32 little-endian in base64."""
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(msgspec.Struct):
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+async def embeddings(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, EmbeddingRequest, service.large_bodies)
+    ignored = triage(raws, EmbeddingRequest, REFUSED)
+    card = service.frontend.card
+    check_model(fields.model, card)
+    size = _size(fields, card)
+    inputs = named(fields.input, "input", most=MAX_INPUTS)
+    draft = _draft(fields, request, service)
+    service.check_load()
+    special = fields.add_special_tokens is not False
+    requests = []
+    for index, (param, prompt) in enumerate(inputs.items()):
+        encode = partial(encoded, service, prompt, param, add_special_tokens=special)
+        tokens = await service.text_work(encode)
+        requests.append(replace(draft, id=f"{draft.id}-{index}", prompt=tokens))
+    if draft.priority and not service.settings.priorities:
+        ignored.append("priority")
+    visit: Visit = request.state.visit
+    found = _embedded(service, requests, visit, size, fields.encoding_format or "float")
+    data = await until_gone(request.receive, found)
+    answer = EmbeddingList(data, card.name, _usage(visit.tally))
+    encode = partial(msgspec.json.encode, answer)
+    # So many numbers would hold up the event loop.
+    shown = await service.text_work(encode) if len(data) * size > 2**14 else encode()
+    return Response(shown, headers=ignored_header(ignored), media_type="application/json")
+
+
+def _draft(fields: EmbeddingRequest, request: Request, service: Service) -> TextRequest:
+    """What the engine is asked for, still without an input."""
+    pooling: Pooling = fields.pooling or "last"
+    draft = text_request(
+        GenerationFields(
+            priority=fields.priority,
+            cache_salt=fields.cache_salt,
+            extra_key=fields.extra_key,
+            cache=fields.cache,
+        ),
+        request.headers,
+        f"embd-{uuid.uuid4().hex}",
+        sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling),
+        continuation=False,
+        most=service.frontend.most,
+    )
+    # A mean takes nothing of the cache, and leaves nothing where others would lose their place.
+    return replace(draft, cache="off") if pooling == "mean" else draft
+
+
+async def _embedded(
+    service: Service, requests: list[TextRequest], visit: Visit, size: int, encoding: Encoding
+) -> list[Embedding]:
+    """The vectors of all ``requests``, in their order.
+
+    Raises:
+        DeadlineError: for one of them there was no time.
+        AnswerError: one failed.
+        RadixServeError: what ``Service.answers`` raises.
+    """
+    found: dict[int, Embedding] = {}
+    async with aclosing(service.answers(requests, visit, at_once=AT_ONCE)) as deltas:
+        async for index, delta in deltas:
+            if delta.vector is not None:
+                found[index] = Embedding(index, _shown(delta.vector, size, encoding))
+    if len(found) < len(requests):
+        raise DeadlineError("The server was too busy to begin with all inputs in time.")
+    return [found[index] for index in range(len(requests))]
+
+
+def _shown(vector: bytes, size: int, encoding: Encoding) -> list[float] | str:
+    """The first ``size`` numbers, with a length of 1."""
+    numbers = np.frombuffer(vector, "<f4")[:size].astype(np.float64)
+    length = float(np.linalg.norm(numbers))
+    unit = (numbers / length if length else numbers).astype("<f4")
+    return base64.b64encode(unit.tobytes()).decode() if encoding == "base64" else unit.tolist()
+
+
+def _size(fields: EmbeddingRequest, card: ModelCard) -> int:
+    """Numbers of each vector.
+
+    Raises:
+        ApiError: 400, the model gives none, or none of so many.
+    """
+    most = card.embedding_size
+    if most is None:
+        raise ApiError(
+            status=400,
+            message="The served model gives no embeddings on this device, or by several ranks.",
+            param="model",
+            code="unsupported_parameter",
+        )
+    if fields.dimensions is not None and not 1 <= fields.dimensions <= most:
+        raise invalid("dimensions", f"dimensions must be between 1 and {most}")
+    return fields.dimensions or most
+
+
+def _usage(tally: Tally) -> EmbeddingUsage:
+    usage = tally.usage()
+    return EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens, usage.prompt_tokens_details)
