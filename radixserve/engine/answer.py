@@ -89,6 +89,7 @@ class Answer:
             tokens=tuple(each.token for each in shown),
             logprobs=tuple(self._logprob(each) for each in shown) if wanted else (),
             finish=finish,
+            end=delta.stop_token if len(shown) < len(sampled) else None,
             stop=self._stops.matched or stop,
             usage=delta.usage,
             error=error,

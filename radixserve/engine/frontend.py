@@ -93,6 +93,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per entry of ``tokens`` when the sampling parameters ask for logprobs."""
     finish: FinishReason | None = None
+    end: int | None = None
+    """The stop token that ended the answer, where ``tokens`` lacks it."""
     stop: int | str | None = None
     """The stop token or stop string of the request that ended the answer, or ``deadline``."""
     usage: Usage

@@ -51,17 +51,17 @@ class Grammars:
         if compiled is None:
             compiled = self._pool.submit(self._compile, grammar)
             self._kept[grammar] = compiled
-            self._size += len(grammar.text)
+            self._size += _size(grammar)
             while len(self._kept) > KEPT or (self._size > KEPT_TEXT and len(self._kept) > 1):
                 dropped, _ = self._kept.popitem(last=False)
-                self._size -= len(dropped.text)
+                self._size -= _size(dropped)
         self._kept.move_to_end(grammar)
         return Standing(compiled)
 
     def _compile(self, grammar: Grammar) -> Matcher:
         self.prepare()
         assert self._compiler is not None, "there is a table"
-        return self._compiler.compile(grammar.kind, grammar.text)
+        return self._compiler.compile(grammar.kind, grammar.text, grammar.frame)
 
     def await_one(self, seconds: float) -> None:
         """Wait until one of those that are being compiled is, but no longer than that."""
@@ -76,6 +76,10 @@ class Grammars:
             InvalidRequestError: it cannot be, or this model cannot have grammars.
         """
         self.matcher(grammar).check()
+
+
+def _size(grammar: Grammar) -> int:
+    return len(grammar.text) + len(grammar.frame)
 
 
 class Standing:

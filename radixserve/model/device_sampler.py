@@ -1,8 +1,8 @@
 """The next tokens, chosen where the logits are, so that a step can begin with them unseen.
 
-The choices are those of ``radixserve.model.sampler``, in double precision as there. What counts the
-tokens so far, some of which only the device knows, is left to that one: rows with penalties or a
-grammar.
+The choices are those of ``radixserve.model.sampler``, in double precision as there. What looks at
+the tokens so far, some of which only the device knows, is left to that one: rows with penalties,
+bad words or a grammar; and so are rows that name the tokens that are allowed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class Draw(NamedTuple):
     params: SamplingParams
 
 
-def counts_tokens(row: Row) -> bool:
-    """Whether a draw of ``row`` depends on the tokens so far: by penalties or grammar. O(draws)."""
+def left_to_host(row: Row) -> bool:
+    """Whether a draw of ``row`` is not made here. O(draws)."""
     assert row.sampling is not None, "the row samples"
-    if row.matcher is not None or row.sampling.penalised:
-        return True
-    return any(fork.sampling.penalised for fork in row.forks)
+    draws = (row.sampling, *(fork.sampling for fork in row.forks))
+    return row.matcher is not None or any(each.penalised or each.restricted for each in draws)
 
 
 def draws_of(rows: Sequence[Row]) -> list[Draw]:

@@ -14,7 +14,7 @@ import torch
 from radixserve.attention.arrays import PagedBatch, Unknown, paged_batch
 from radixserve.attention.staging import Device, Event, Staging
 from radixserve.cache.pages import PageCopy
-from radixserve.model.device_sampler import Choices, Chosen, counts_tokens, draws_of
+from radixserve.model.device_sampler import Choices, Chosen, draws_of, left_to_host
 from radixserve.model.sampler import sample
 from radixserve.scheduling.plan import UNKNOWN, Row, Sampled, StepPlan
 
@@ -39,8 +39,7 @@ class LaunchedStep:
 
     @property
     def followable(self) -> bool:
-        """Whether all of its tokens are chosen on the device: none of a row with penalties or a
-        grammar."""
+        """Whether all of its tokens are chosen on the device."""
         return self._counting is None
 
     def collect(self) -> list[tuple[Sampled, ...]]:
@@ -53,7 +52,7 @@ class LaunchedStep:
             ()
             if row.sampling is None
             else next(counted)
-            if counts_tokens(row)
+            if left_to_host(row)
             else tuple(next(draws) for _ in range(1 + len(row.forks)))
             for row in self._rows
         ]
@@ -96,7 +95,7 @@ class Launcher:
         """
         batch = paged_batch(plan, self._page_size)
         sampling = [row for row in plan.rows if row.sampling is not None]
-        counting = [at for at, row in enumerate(sampling) if counts_tokens(row)]
+        counting = [at for at, row in enumerate(sampling) if left_to_host(row)]
         draws = [draw for draw in draws_of(sampling) if draw.at not in counting]
         choices = Choices(draws, self._vocabulary, self._eos_token_ids)
         places = np.flatnonzero(batch.token_ids.numpy() < 0).astype(np.int32)

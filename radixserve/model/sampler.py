@@ -27,8 +27,9 @@ def sample(
 ) -> list[tuple[Sampled, ...]]:
     """For each of ``rows``, which all sample: its own token, then one for each of its forks.
 
-    ``logits`` is [len(rows), vocabulary]. In this order: grammar, logit bias, ``min_tokens``,
-    penalties, temperature, min-p, top-k, top-p, each over what the one before left, as vLLM does.
+    ``logits`` is [len(rows), vocabulary]. In this order: grammar, allowed tokens, logit bias,
+    ``min_tokens``, bad words, penalties, temperature, min-p, top-k, top-p, each over what the one
+    before left, as vLLM does.
     The penalties are counted from ``Row.history``: repetition (Keskar et al., 2019) over prompt and
     output, presence and frequency (OpenAI) over the output. Logprobs are of the model's own
     distribution, before all of that.
@@ -128,6 +129,7 @@ def plainly_greedy(row: Row, params: SamplingParams) -> bool:
         and row.matcher is None
         and params.logprobs is None
         and not params.penalised
+        and not params.restricted
         and not params.logit_bias
         and row.generated >= params.min_tokens
     )
@@ -173,17 +175,24 @@ def _sample_one(
 def _adjusted(
     raw: Floats, row: Row, params: SamplingParams, eos_token_ids: Collection[int]
 ) -> Floats:
-    """Logits after grammar, bias, ``min_tokens``, penalties; ``raw`` itself when none applies."""
+    """Logits after all that comes before temperature; ``raw`` itself when none of it applies."""
     too_short = row.generated < params.min_tokens
-    if not (row.matcher or params.logit_bias or too_short or params.penalised):
+    shaped = params.logit_bias or params.penalised or params.restricted
+    if not (row.matcher or shaped or too_short):
         return raw
     logits = raw.copy()
     if row.matcher is not None:
         logits[~_in_grammar(row.matcher, params, eos_token_ids, len(raw))] = -math.inf
+    if params.allowed_token_ids is not None:
+        logits = _only(logits, params.allowed_token_ids)
     if params.logit_bias:
         logits[list(params.logit_bias)] += list(params.logit_bias.values())
     if too_short:
         logits[stops(params, eos_token_ids)] = -math.inf
+    if bad := params.bad_tokens(row.history, row.generated):
+        left = logits.copy()
+        left[bad] = -math.inf
+        logits = left if left.max() > -math.inf else logits
     if params.penalised:
         tokens = np.frombuffer(row.history, np.dtype(">i4"))
         if params.repetition_penalty != 1.0:
@@ -193,6 +202,12 @@ def _adjusted(
         counts = np.bincount(tokens[row.prompt_length :], minlength=len(raw))
         logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
     return logits
+
+
+def _only(logits: Floats, tokens: Sequence[int]) -> Floats:
+    kept = np.full_like(logits, -math.inf)
+    kept[list(tokens)] = logits[list(tokens)]
+    return kept
 
 
 def _in_grammar(

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-GrammarKind = Literal["json_schema", "regex", "choice", "grammar"]
+GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
@@ -15,7 +15,11 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     kind: GrammarKind
     text: str
     """A JSON schema; a regular expression that matches from the first character to the last; a JSON
-    list of strings; or a context-free grammar in GBNF or Lark."""
+    list of strings; a context-free grammar in GBNF or Lark; or surely one in Lark, in llguidance's
+    dialect."""
+    frame: str = ""
+    """A grammar of that dialect for the whole answer, in which ``@form`` stands for what the above
+    describes; empty where that is the whole answer."""
 
 
 class Matcher(Protocol):

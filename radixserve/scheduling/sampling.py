@@ -9,9 +9,13 @@ import msgspec
 
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.grammar import Grammar
+from radixserve.tokens import TOKEN_BYTES, count, unpack
 
 Pooling = Literal["last", "mean"]
 MAX_LOGPROBS = 20
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BAD_TOKENS = 1024
+"""Of all bad words together."""
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 
@@ -42,6 +46,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    """No others are chosen, not even to end the answer."""
+    bad_words: tuple[bytes, ...] = ()
+    """Sequences of tokens (int32 big-endian) whose last is not chosen behind the others, unless
+    nothing else is left."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -92,6 +101,28 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 f"at most {MAX_STOP_TOKEN_IDS} are taken.",
                 param="stop_token_ids",
             )
+        self._check_choice()
+
+    def _check_choice(self) -> None:
+        allowed = self.allowed_token_ids
+        if allowed is not None and not 1 <= len(allowed) <= MAX_ALLOWED_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"allowed_token_ids must have 1 to {MAX_ALLOWED_TOKEN_IDS} entries, not "
+                f"{len(allowed)}.",
+                param="allowed_token_ids",
+            )
+        if allowed is not None and self.grammar is not None:
+            raise InvalidRequestError(
+                "allowed_token_ids cannot be combined with a form of the answer, which says itself "
+                "what may be chosen.",
+                param="allowed_token_ids",
+            )
+        bad = sum(map(count, self.bad_words))
+        if bad > MAX_BAD_TOKENS:
+            raise InvalidRequestError(
+                f"bad_words have {bad} tokens together; at most {MAX_BAD_TOKENS} are taken.",
+                param="bad_words",
+            )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.
@@ -103,6 +134,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _within(f"logit_bias.{token}", token, 0, vocab_size - 1)
         for position, token in enumerate(self.stop_token_ids):
             _within(f"stop_token_ids.{position}", token, 0, vocab_size - 1)
+        for position, token in enumerate(self.allowed_token_ids or ()):
+            _within(f"allowed_token_ids.{position}", token, 0, vocab_size - 1)
+        for position, word in enumerate(self.bad_words):
+            for token in unpack(word):
+                _within(f"bad_words.{position}", token, 0, vocab_size - 1)
 
     @property
     def greedy(self) -> bool:
@@ -116,6 +152,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+    @property
+    def restricted(self) -> bool:
+        """Whether there are tokens that may not be chosen."""
+        return self.allowed_token_ids is not None or bool(self.bad_words)
+
+    def bad_tokens(self, history: bytes | bytearray, generated: int) -> list[int]:
+        """The tokens that would complete a bad word behind ``history`` (int32 big-endian), of which
+        the last ``generated`` are output. O(tokens of bad words)."""
+        output = generated * TOKEN_BYTES
+        found = []
+        for word in self.bad_words:
+            begun = word[:-TOKEN_BYTES]
+            if len(begun) <= output and history.endswith(begun):
+                found += unpack(word[-TOKEN_BYTES:])
+        return found
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 import radixserve
-from radixserve.engine.frontend import TextRequest
+from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.server.fields import ignored_header
 from radixserve.server.parameters import stream_options
 from radixserve.server.service import Deltas, Service, until_gone
@@ -55,6 +55,8 @@ class Envelope:
     """Whether usage says where the prompt's tokens came from."""
     ignored: list[str]
     """Stream options that have no effect."""
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Told once, in the first chunk."""
 
     @classmethod
     def of(
@@ -75,17 +77,20 @@ class Envelope:
         )
 
     def whole(self, choices: list[Any], tally: Tally) -> Completion:
-        return self._filled(self.kind, choices, tally, usage=True)
+        answer = self._filled(self.kind, choices, tally, usage=True)
+        answer.prompt_token_ids = self.prompt_token_ids
+        return answer
 
     async def events(
         self, chunks: AsyncGenerator[list[Any], None], tally: Tally
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream, with usage where it was asked for."""
+        told = self.prompt_token_ids
         async with aclosing(chunks):
             async for choices in chunks:
-                yield event(
-                    self._filled(self.chunk_kind, choices, tally, usage=self.continuous_usage)
-                )
+                chunk = self._filled(self.chunk_kind, choices, tally, usage=self.continuous_usage)
+                chunk.prompt_token_ids, told = told, UNSET
+                yield event(chunk)
         if self.include_usage:
             yield event(self._filled(self.chunk_kind, [], tally, usage=True))
 
@@ -122,6 +127,11 @@ async def respond(
     choices = await until_gone(request.receive, shape.whole(deltas))
     body = msgspec.json.encode(envelope.whole(choices, visit.tally))
     return Response(body, headers=headers, media_type="application/json")
+
+
+def token_ids(news: TextDelta) -> list[int]:
+    """All that the model has chosen, the end of the answer among them."""
+    return [*news.tokens] if news.end is None else [*news.tokens, news.end]
 
 
 def clipped(logprob: float) -> float:

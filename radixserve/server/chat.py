@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TokenLogprob
-from radixserve.server.answer import Envelope, clipped, respond
+from radixserve.server.answer import Envelope, clipped, respond, token_ids
 from radixserve.server.conversation import Conversation, prepared
 from radixserve.server.fields import CHAT_REFUSED, triage
 from radixserve.server.limits import decode, read_body
@@ -24,6 +26,7 @@ from radixserve.server.wire import (
     TokenLogprobObject,
     TopLogprob,
 )
+from radixserve.tokens import unpack
 
 
 async def chat_completions(request: Request) -> Response:
@@ -41,6 +44,8 @@ async def chat_completions(request: Request) -> Response:
     conversation = await prepared(service, fields, request.headers, envelope.id)
     answer = ChatAnswer(fields, conversation, request.state.tally)
     ignored += conversation.ignored
+    if fields.return_token_ids:
+        envelope = replace(envelope, prompt_token_ids=unpack(conversation.request.prompt))
     return await respond(request, envelope, ignored, [conversation.request], answer)
 
 
@@ -50,6 +55,7 @@ class ChatAnswer:
     def __init__(self, fields: ChatRequest, conversation: Conversation, tally: Tally):
         self._answers = conversation.answers()
         self._logprobs = bool(fields.logprobs)
+        self._ids = bool(fields.return_token_ids)
         self._tally = tally
 
     async def whole(self, deltas: Deltas) -> list[ChatChoice]:
@@ -66,6 +72,7 @@ class ChatAnswer:
                 logprobs=self._shown(news),
                 finish_reason=self._answers[index].finish_reason(news[-1].finish or "stop"),
                 stop_reason=news[-1].stop,
+                token_ids=self._told(news),
             )
             for index, news in enumerate(pieces)
         ]
@@ -80,11 +87,12 @@ class ChatAnswer:
                     begun.add(index)
                     yield [ChatChoice(index, delta=Delta("assistant", ""))]
                 said = self._take(news)
-                if not said and news.logprobs:
+                if not said and (news.logprobs or (self._ids and token_ids(news))):
                     said = [Delta(content="")]
-                for place, delta in enumerate(said):
-                    shown = None if place else self._shown([news])
-                    yield [ChatChoice(index, delta=delta, logprobs=shown)]
+                shown, ids = self._shown([news]), self._told([news])
+                for delta in said:
+                    yield [ChatChoice(index, delta=delta, logprobs=shown, token_ids=ids)]
+                    shown, ids = None, UNSET
                 if news.finish is not None:
                     reason = self._answers[index].finish_reason(news.finish)
                     yield [
@@ -104,6 +112,9 @@ class ChatAnswer:
         if not self._logprobs:
             return None
         return ChatLogprobs([_logprob(each) for delta in news for each in delta.logprobs])
+
+    def _told(self, news: list[TextDelta]) -> list[int] | UnsetType:
+        return [each for delta in news for each in token_ids(delta)] if self._ids else UNSET
 
 
 def _logprob(chosen: TokenLogprob) -> TokenLogprobObject:

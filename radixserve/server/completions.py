@@ -11,10 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TokenLogprob
-from radixserve.server.answer import Envelope, clipped, respond
+from radixserve.server.answer import Envelope, Shape, clipped, respond, token_ids
+from radixserve.server.best_of import BestOf, answers_of
 from radixserve.server.fields import COMPLETION_REFUSED, triage
 from radixserve.server.limits import decode, read_body
-from radixserve.server.parameters import check_model, sampling_params, text_request
+from radixserve.server.parameters import (
+    bad_words,
+    check_model,
+    sampling_params,
+    text_request,
+)
 from radixserve.server.prompts import Prompt, encoded, named
 from radixserve.server.service import Deltas, Service
 from radixserve.server.structured import check_form, form_of
@@ -24,6 +30,7 @@ from radixserve.server.wire import (
     CompletionRequest,
     invalid,
 )
+from radixserve.tokens import unpack
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -36,6 +43,10 @@ async def completions(request: Request) -> Response:
     card = service.frontend.card
     check_model(fields.model, card)
     form = form_of(fields)
+    answers = answers_of(fields)
+    n = 1 if fields.n is None else fields.n
+    ranks = answers[1] > n
+    logprobs = 0 if ranks and fields.logprobs is None else fields.logprobs
     sampling = sampling_params(
         fields,
         card,
@@ -43,9 +54,10 @@ async def completions(request: Request) -> Response:
             "max_tokens",
             DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
         ),
-        logprobs=("logprobs", fields.logprobs),
+        logprobs=("logprobs", logprobs),
         grammar=None if form is None else form.grammar,
     )
+    sampling = replace(sampling, bad_words=bad_words(fields, service.frontend.tokenizer))
     prompts = named(fields.prompt, "prompt")
     envelope = Envelope.of(
         fields, card.name, prefix="cmpl-", kind="text_completion", chunk_kind="text_completion"
@@ -58,9 +70,8 @@ async def completions(request: Request) -> Response:
         continuation=True,
         most=service.frontend.most,
         prompts=len(prompts),
+        answers=answers,
     )
-    if fields.best_of not in (None, draft.n):
-        raise invalid("best_of", "best_of must be the same as n", "unsupported_parameter")
     if fields.echo and fields.logprobs is not None:
         message = "echo together with logprobs is not supported here"
         raise invalid("echo", message, "unsupported_parameter")
@@ -78,7 +89,11 @@ async def completions(request: Request) -> Response:
         replace(draft, id=f"{envelope.id}-{index}", prompt=prompt)
         for index, prompt in enumerate(tokens)
     ]
-    return await respond(request, envelope, ignored, requests, CompletionAnswer(echoes, draft.n))
+    told = tokens if fields.return_token_ids else None
+    shape: Shape = CompletionAnswer(echoes, draft.n, told)
+    if ranks:
+        shape = BestOf(shape, n=n, of=draft.n, logprobs=fields.logprobs is not None)
+    return await respond(request, envelope, ignored, requests, shape)
 
 
 def _echoes(service: Service, fields: CompletionRequest, prompts: list[Prompt]) -> list[str]:
@@ -94,11 +109,13 @@ class CompletionAnswer:
     Args:
         echoes: Text to put in front of the answers to each prompt.
         n: Answers to each prompt.
+        prompts: Their tokens, if those and the answers' are to be told.
     """
 
-    def __init__(self, echoes: list[str], n: int):
+    def __init__(self, echoes: list[str], n: int, prompts: list[bytes] | None):
         self._echoes = echoes
         self._n = n
+        self._prompts = prompts
 
     async def whole(self, deltas: Deltas) -> list[CompletionChoice]:
         pieces: list[list[TextDelta]] = [[] for _ in range(self._n * len(self._echoes))]
@@ -112,6 +129,7 @@ class CompletionAnswer:
                 _logprobs([each for delta in news for each in delta.logprobs], 0),
                 news[-1].finish,
                 news[-1].stop,
+                *self._told(index, news, first=True),
             )
             for index, news in enumerate(pieces)
         ]
@@ -123,15 +141,24 @@ class CompletionAnswer:
             async for prompt, delta in deltas:
                 index = prompt * self._n + delta.index
                 text = delta.text
-                if index not in begun:
+                first = index not in begun
+                if first:
                     begun.add(index)
                     text = self._echoes[prompt] + text
-                if not (text or delta.logprobs or delta.finish):
+                told = self._told(index, [delta], first=first)
+                if not (text or delta.logprobs or delta.finish or told):
                     continue
                 logprobs = _logprobs(delta.logprobs, offsets.get(index, 0))
                 if logprobs is not None:
                     offsets[index] = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
-                yield [CompletionChoice(index, text, logprobs, delta.finish, delta.stop)]
+                yield [CompletionChoice(index, text, logprobs, delta.finish, delta.stop, *told)]
+
+    def _told(self, index: int, news: list[TextDelta], *, first: bool) -> list[list[int]]:
+        """The tokens of ``news``, and those of the prompt in the ``first`` chunk; none unasked."""
+        if self._prompts is None:
+            return []
+        ids = [each for delta in news for each in token_ids(delta)]
+        return [ids, unpack(self._prompts[index // self._n])] if first else [ids]
 
 
 def _logprobs(

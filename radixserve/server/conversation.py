@@ -12,10 +12,11 @@ from starlette.datastructures import Headers
 from radixserve.engine.frontend import TextRequest
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.dialect import Reading
-from radixserve.server.parameters import check_model, sampling_params, text_request
+from radixserve.server.kept import kept_to
+from radixserve.server.parameters import bad_words, check_model, sampling_params, text_request
 from radixserve.server.parsed import ParsedAnswer, call_id
 from radixserve.server.service import Service
-from radixserve.server.structured import check_form, form_of
+from radixserve.server.structured import Form, check_form, form_of
 from radixserve.server.wire import ChatRequest, invalid
 
 PART_FIELDS = frozenset({"type", "text"})
@@ -63,7 +64,6 @@ async def prepared(
         card,
         max_tokens=length,
         logprobs=("top_logprobs", _top_logprobs(fields)),
-        grammar=None if form is None else form.grammar,
     )
     draft = text_request(
         fields,
@@ -79,17 +79,30 @@ async def prepared(
     check_messages(fields.messages)
     ignored = [*without_effect, *_ignored_in_messages(fields.messages)]
     service.check_load()
+    encode = partial(_encode, service, fields, reading, template_kwargs, form)
+    prompt, reading, (form, vain) = await service.text_work(encode)
     await check_form(service, form)
-    encode = partial(_encode, service, fields, reading, template_kwargs)
-    prompt, reading = await service.text_work(encode)
-    request = replace(draft, prompt=prompt, markers=reading.formats.markers)
-    return Conversation(request, reading, service.dialect.id_length, ignored)
+    request = replace(
+        draft,
+        prompt=prompt,
+        sampling=replace(
+            sampling,
+            grammar=None if form is None else form.grammar,
+            bad_words=bad_words(fields, service.frontend.tokenizer),
+        ),
+        markers=reading.formats.markers,
+    )
+    return Conversation(request, reading, service.dialect.id_length, [*ignored, *vain])
 
 
 def _encode(
-    service: Service, fields: ChatRequest, reading: Reading, template_kwargs: dict[str, Any]
-) -> tuple[bytes, Reading]:
-    """The prompt in tokens, and how answers to it are read."""
+    service: Service,
+    fields: ChatRequest,
+    reading: Reading,
+    template_kwargs: dict[str, Any],
+    form: Form | None,
+) -> tuple[bytes, Reading, tuple[Form | None, list[str]]]:
+    """The prompt in tokens, how answers to it are read, and what they are kept to."""
     continued = bool(fields.continue_final_message)
     opened = fields.add_generation_prompt
     text = service.frontend.tokenizer.render_chat(
@@ -101,7 +114,8 @@ def _encode(
     )
     special = bool(fields.add_special_tokens)
     prompt = service.encode(lambda: text, param="messages", add_special_tokens=special)
-    return prompt, reading.after(text, fields.messages, continued=continued)
+    reading = reading.after(text, fields.messages, continued=continued)
+    return prompt, reading, kept_to(reading, form, service.frontend.tokenizer.special_tokens)
 
 
 def _top_logprobs(fields: ChatRequest) -> int | None:

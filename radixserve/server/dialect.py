@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from radixserve.server.errors import ApiError
-from radixserve.server.tools import ToolChoice, check_choice, read_tools
+from radixserve.server.tools import ToolChoice, read_tools
 from radixserve.server.wire import ChatRequest, invalid
 from radixserve.text.parsing.events import Parser
 from radixserve.text.parsing.formats import (
@@ -17,7 +17,7 @@ from radixserve.text.parsing.formats import (
     reasoning_formats,
     tool_formats,
 )
-from radixserve.text.parsing.parser import Formats, schemas_of
+from radixserve.text.parsing.parser import Begins, Formats, schemas_of
 from radixserve.text.parsing.tagged_call import Schemas
 from radixserve.text.tokenizer import Tokenizer
 
@@ -39,19 +39,19 @@ class Reading:
     """Whether an answer may have more than one call."""
     shows_reasoning: bool
     separates_reasoning: bool
-    opened: bool = False
-    """Answers begin inside of reasoning."""
+    begins: Begins = "answer"
+    """What an answer begins with."""
 
     def parser(self) -> Parser:
         return self.formats.parser(
-            self.schemas, opened=self.opened, separate=self.separates_reasoning
+            self.schemas, opened=self.begins == "reasoning", separate=self.separates_reasoning
         )
 
     def after(self, prompt: str, messages: list[dict[str, Any]], *, continued: bool) -> Self:
         """The same, for answers to this prompt."""
         content = messages[-1].get("content") if continued else None
         text = content if isinstance(content, str) else "" if continued else None
-        return replace(self, opened=self.formats.opened(prompt, text))
+        return replace(self, begins=self.formats.begins(prompt, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,9 @@ class Dialect:
             ApiError: 400, its tools cannot be, or cannot be had with this model.
         """
         tools, choice = read_tools(fields)
-        check_choice(choice)
         calls: ToolFormat | None = None
         if choice.mode != "none":
-            self._check_model()
+            self._check_model(choice)
             calls = self.formats.tools
         elif not self.takes_tools:
             tools = []
@@ -111,7 +110,7 @@ class Dialect:
             separates_reasoning=fields.separate_reasoning is not False or not shows,
         )
 
-    def _check_model(self) -> None:
+    def _check_model(self, choice: ToolChoice) -> None:
         if not self.takes_tools:
             raise ApiError(
                 status=400,
@@ -127,6 +126,14 @@ class Dialect:
                 "Start the server with --tool-call-parser NAME, or none to get them as text.",
                 param="tools",
                 code="unsupported_parameter",
+            )
+        if self.formats.tools is None and choice.constrained:
+            raise ApiError(
+                status=400,
+                message="tool_choice: only none and auto are supported where calls stay in the "
+                "text. Start the server with --tool-call-parser NAME instead of none.",
+                param="tool_choice",
+                code="unsupported_value",
             )
 
     def template_kwargs(self, fields: ChatRequest) -> tuple[dict[str, Any], list[str]]:

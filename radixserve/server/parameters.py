@@ -13,6 +13,7 @@ from radixserve.scheduling.sampling import SamplingParams
 from radixserve.server.errors import ApiError, to_api_error
 from radixserve.server.wire import GenerationFields, invalid
 from radixserve.tenants.file import PRIORITIES
+from radixserve.text.tokenizer import Tokenizer
 
 MAX_N = 128
 MAX_ANSWERS = 256
@@ -20,6 +21,8 @@ MAX_ANSWERS = 256
 MAX_STOPS = 4
 PRIORITY_HEADER = "x-radixserve-priority"
 LARGEST_PRIORITY = 2**31 - 1
+MAX_BAD_LENGTH = 4096
+"""Characters of all bad words together."""
 LONGEST_TIMEOUT = 86_400.0
 """Seconds."""
 MAX_SALT = 512
@@ -79,12 +82,14 @@ def sampling_params(
         value = getattr(fields, name)
         if value is not None:
             chosen[name] = value
+    allowed = fields.allowed_token_ids
     try:
         sampling = SamplingParams(
             **chosen,  # type: ignore[arg-type]
             max_tokens=max_tokens[1],
             logprobs=logprobs[1],
             logit_bias=fields.logit_bias or {},
+            allowed_token_ids=None if allowed is None else tuple(allowed),
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             grammar=grammar,
         )
@@ -93,6 +98,25 @@ def sampling_params(
         names = {"max_tokens": max_tokens[0], "logprobs": logprobs[0]}
         raise to_api_error(error).renamed(names) from error
     return sampling
+
+
+def bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> tuple[bytes, ...]:
+    """The tokens of each bad word, as it begins a text and as it stands behind a space.
+
+    Raises:
+        ApiError: 400, one is empty, or they are too long.
+    """
+    words = fields.bad_words or []
+    if sum(map(len, words)) > MAX_BAD_LENGTH or len(words) > MAX_BAD_LENGTH:
+        message = f"bad_words must have at most {MAX_BAD_LENGTH} characters together"
+        raise invalid("bad_words", message)
+    found: dict[bytes, None] = {}
+    for place, word in enumerate(words):
+        if not word:
+            raise invalid(f"bad_words.{place}", f"bad_words.{place} must not be empty")
+        for spelling in (word, f" {word.lstrip()}") if word.strip() else (word,):
+            found[tokenizer.encode(spelling, add_special_tokens=False, param="bad_words")] = None
+    return tuple(each for each in found if each)
 
 
 def _stop_strings(fields: GenerationFields) -> tuple[str, ...]:
@@ -105,13 +129,12 @@ def _stop_strings(fields: GenerationFields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _answers_wanted(fields: GenerationFields, prompts: int, most: int) -> int:
+def _answers_wanted(name: str, n: int, prompts: int, most: int) -> int:
     """``n``, within bounds."""
-    n = 1 if fields.n is None else fields.n
     if not 1 <= n <= MAX_N:
-        raise invalid("n", f"n must be between 1 and {MAX_N}")
+        raise invalid(name, f"{name} must be between 1 and {MAX_N}")
     if n * prompts > MAX_ANSWERS:
-        raise invalid("n", f"n times the number of prompts must be at most {MAX_ANSWERS}")
+        raise invalid(name, f"{name} times the number of prompts must be at most {MAX_ANSWERS}")
     if n * prompts > most:
         param = "n" if n > 1 else "prompt"
         message = f"{n * prompts} answers were asked for; at most {most} can run and wait here"
@@ -193,8 +216,13 @@ def text_request(
     continuation: bool,
     most: int,
     prompts: int = 1,
+    answers: tuple[str, int] | None = None,
 ) -> TextRequest:
     """What is to be generated, still without its prompt; ``most`` answers can be given at once.
+
+    Args:
+        answers: The field that says how many answers there are to a prompt, if it is not ``n``, and
+            its value.
 
     Raises:
         ApiError: 400, a field's value cannot be.
@@ -203,7 +231,7 @@ def text_request(
         id=identity,
         prompt=b"",
         sampling=sampling,
-        n=_answers_wanted(fields, prompts, most),
+        n=_answers_wanted(*(answers or ("n", 1 if fields.n is None else fields.n)), prompts, most),
         stop=_stop_strings(fields),
         include_stop_str_in_output=bool(fields.include_stop_str_in_output),
         skip_special_tokens=fields.skip_special_tokens is not False,

@@ -33,6 +33,8 @@ class ParsedAnswer:
         self._calls = 0
         self._drops = False
         """Whether the call at hand is one too many."""
+        self._cut = False
+        """Whether it was not the model that ended the answer."""
         self.reasoning_tokens = 0
 
     def take(self, news: TextDelta) -> list[Delta]:
@@ -41,14 +43,15 @@ class ParsedAnswer:
             self.reasoning_tokens += len(news.tokens)
         events = self._parser.push(news.text)
         if news.finish is not None:
-            events += self._parser.finish(complete=news.finish == "stop")
+            self._cut = news.finish != "stop" or isinstance(news.stop, str)
+            events += self._parser.finish(complete=not self._cut)
         return [self._delta(event) for event in _joined(events) if not self._hidden(event)]
 
     def finish_reason(self, finish: str) -> str:
-        """Why the answer ended, in OpenAI's words: the call of a tool that was named is a stop."""
-        if finish == "stop" and self._calls and self._reading.choice.mode != "named":
-            return "tool_calls"
-        return finish
+        """Why the answer ended, in OpenAI's words: the call of a tool that was named is a stop, and
+        so is a stop string, wherever it stands."""
+        named = self._reading.choice.mode == "named"
+        return "tool_calls" if self._calls and not (self._cut or named) else finish
 
     def _hidden(self, event: Event) -> bool:
         if event.kind == "reasoning":

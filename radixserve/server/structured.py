@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from radixserve.engine.process.grammar_child import TOO_MUCH
 from radixserve.scheduling.grammar import Grammar, GrammarKind
 from radixserve.server.errors import ApiError
 from radixserve.server.service import Service
@@ -24,6 +25,8 @@ class Form(NamedTuple):
     label: str
     """What it is called in an error."""
     grammar: Grammar
+    parts: tuple[Form, ...] = ()
+    """What it is put together from, of which one is at fault where it is not valid."""
 
     def within(self, path: str) -> Form:
         """The same, where its field stands in another one."""
@@ -53,8 +56,12 @@ async def check_form(service: Service, form: Form | None) -> None:
     if form is None:
         return
     fault = await service.frontend.grammar_fault(form.grammar)
-    if fault is not None:
-        raise _not_valid(form, fault)
+    if fault is None:
+        return
+    for part in form.parts if fault != TOO_MUCH else ():
+        if (its_fault := await service.frontend.grammar_fault(part.grammar)) is not None:
+            raise _not_valid(part, its_fault)
+    raise _not_valid(form, fault)
 
 
 def _forms(fields: GenerationFields) -> Iterator[Form]:

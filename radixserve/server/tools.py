@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from radixserve.server.errors import ApiError
 from radixserve.server.wire import ChatRequest, invalid
 
 MAX_TOOLS = 128
@@ -28,9 +27,13 @@ class ToolChoice:
     """None: any of the request's."""
 
     @property
+    def must_call(self) -> bool:
+        return self.mode in ("required", "named")
+
+    @property
     def constrained(self) -> bool:
         """Whether the model must be kept to it, token by token."""
-        return self.mode in ("required", "named") or self.names is not None
+        return self.must_call or self.names is not None
 
 
 def read_tools(fields: ChatRequest) -> tuple[list[dict[str, Any]], ToolChoice]:
@@ -160,19 +163,3 @@ def _known(wanted: list[str], names: set[str], path: str) -> frozenset[str]:
         if name not in names:
             raise invalid(path, f"{path}: there is no tool {name[:100]!r} among tools")
     return frozenset(wanted)
-
-
-def check_choice(choice: ToolChoice) -> None:
-    """Refuse what only a model that is kept to it can promise.
-
-    Raises:
-        ApiError: 400, ``tool_choice``.
-    """
-    if choice.constrained:
-        raise ApiError(
-            status=400,
-            message="tool_choice: only none and auto are supported; to make the model call a tool "
-            "needs structured output, which this server does not have.",
-            param="tool_choice",
-            code="unsupported_value",
-        )

@@ -59,6 +59,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -71,6 +73,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     cache: CacheFields | None = None
     timeout: float | None = None
     return_cached_tokens_details: bool | None = None
+    return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: msgspec.Raw | UnsetType = UNSET
@@ -203,6 +206,8 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    """Where ``return_token_ids`` asks for them, and so with those of a prompt."""
 
 
 class CompletionChoice(msgspec.Struct):
@@ -211,6 +216,8 @@ class CompletionChoice(msgspec.Struct):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -223,6 +230,8 @@ class Completion(msgspec.Struct):
     system_fingerprint: str
     choices: list[ChatChoice] | list[CompletionChoice]
     usage: UsageObject | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Of a chat, in the first chunk of a stream."""
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -6,6 +6,7 @@ kept. The limits below bound what that may cost.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,17 +95,19 @@ class GrammarCompiler:
         self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=tokens.eos_token_ids)
         tokens.greedy = self._tokenizer.greedy_tokenize
 
-    def compile(self, kind: str, text: str) -> Matcher:
+    def compile(self, kind: str, text: str, frame: str = "") -> Matcher:
         """A matcher at the beginning of the grammar that ``text`` is, one of ``GrammarKind``'s
-        ``kind``. Lets other threads run.
+        ``kind``, within ``frame`` if there is one. Lets other threads run.
 
         Raises:
             GrammarError: it is not valid, or too large, or no text has this form.
         """
-        if len(text.encode("utf-8", "replace")) > MAX_GRAMMAR:
+        if len((text + frame).encode("utf-8", "replace")) > MAX_GRAMMAR:
             raise GrammarError(f"it is larger than {MAX_GRAMMAR} bytes")
         try:
             source = _source(kind, text)
+            if frame:
+                source = _framed(source, frame)
         except GrammarError:
             raise
         except RecursionError as error:
@@ -139,6 +142,9 @@ def _source(kind: str, text: str) -> str:
             return Matcher.grammar_from_regex("|".join(map(re.escape, choices)))
         case "grammar":
             return llguidance.grammar_from("grammar", text)
+        case "lark":
+            _check_patterns(text)
+            return text
     raise GrammarError(f"{kind} is no kind of grammar")
 
 
@@ -151,9 +157,23 @@ def _json_schema(text: str) -> str:
         text = "{}"
     elif not isinstance(schema, dict):
         raise GrammarError("it must be an object")
+    _check_patterns(text)
+    return Matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+
+
+def _framed(source: str, frame: str) -> str:
+    """``frame`` with ``source`` for its ``@form``: grammars that stand beside each other."""
+    _check_patterns(frame)
+    inner = (
+        json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
+    )
+    return json.dumps({"grammars": [{"lark_grammar": frame}, {**inner, "name": "form"}]})
+
+
+def _check_patterns(text: str) -> None:
+    """Those of the JSON schemas in ``text``."""
     for pattern in _PATTERN.findall(text):
         _check_counts(pattern)
-    return Matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
 
 
 def _check_counts(regex: str) -> None:

@@ -44,6 +44,12 @@ class Tokenizer:
         self._backend = backend
         self._templates = templates
         self._special = special_ids(backend)
+        self.special_tokens = {
+            token.content: each
+            for each, token in backend.get_added_tokens_decoder().items()
+            if each in self._special
+        }
+        """Ids of the special tokens by their texts."""
         self._hidden_beside: dict[tuple[str, ...], frozenset[int]] = {(): self._special}
         self._vocabulary = read_vocabulary(backend)
         self.vocab_size = vocabulary_size(backend)

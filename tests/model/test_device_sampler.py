@@ -11,14 +11,17 @@ import torch
 
 from radixserve.attention.staging import Staging
 from radixserve.model import device_sampler
-from radixserve.model.device_sampler import Choices, counts_tokens, draws_of
+from radixserve.model.device_sampler import Choices, draws_of, left_to_host
 from radixserve.model.sampler import sample
 from radixserve.scheduling.plan import Fork, Row, Sampled
 from radixserve.scheduling.sampling import SamplingParams
 from tests.attention.fake_device import FakeDevice
 from tests.model.test_sampler import EOS, SETTINGS, VOCABULARY, logits_of, row
 
-COUNTING = ("repetition", "repetition rewarded", "presence", "frequency", "everything")
+COUNTING = (
+    "repetition", "repetition rewarded", "presence", "frequency", "everything", "allowed",
+    "bad words",
+)  # fmt: skip
 ON_DEVICE = {name: params for name, params in SETTINGS.items() if name not in COUNTING}
 
 
@@ -119,13 +122,13 @@ def test_a_vocabulary_with_fewer_tokens_than_logprobs_are_wanted():
     assert len(choose(logits, each)[0].top) == 5
 
 
-def test_penalties_are_left_to_the_host():
-    assert {name for name, params in SETTINGS.items() if counts_tokens(row(**params))} == set(
+def test_penalties_and_what_may_not_be_chosen_are_left_to_the_host():
+    assert {name for name, params in SETTINGS.items() if left_to_host(row(**params))} == set(
         COUNTING
     )
     forked = row()
     forked.forks = [Fork("f", SamplingParams(seed=1, presence_penalty=0.5))]
-    assert counts_tokens(forked)
+    assert left_to_host(forked)
 
 
 def test_a_random_draw_without_a_seed_is_refused():

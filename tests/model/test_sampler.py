@@ -15,7 +15,7 @@ import torch
 from radixserve.model.sampler import sample, uniform, uniforms
 from radixserve.scheduling.plan import Fork, Row, Sampled
 from radixserve.scheduling.sampling import SamplingParams
-from radixserve.tokens import pack
+from radixserve.tokens import pack, unpack
 
 VOCABULARY = 50
 EOS = {7}
@@ -47,11 +47,17 @@ def naive_distribution(logits: list[float], row: Row) -> list[float]:
     history = np.frombuffer(row.history, ">i4").tolist()
     output = history[row.prompt_length :]
     values = list(logits)
+    if params.allowed_token_ids is not None:
+        allowed = params.allowed_token_ids
+        values = [each if i in allowed else -math.inf for i, each in enumerate(values)]
     for token, bias in params.logit_bias.items():
         values[token] += bias
     if len(output) < params.min_tokens:
         for token in {*params.stop_token_ids, *(set() if params.ignore_eos else EOS)}:
             values[token] = -math.inf
+    for word in map(unpack, params.bad_words):
+        if output[len(output) - len(word) + 1 :] == word[:-1]:
+            values[word[-1]] = -math.inf
     for token in set(history):
         factor = params.repetition_penalty
         values[token] = values[token] * factor if values[token] < 0 else values[token] / factor
@@ -105,6 +111,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {3: 5.0, 4: -100.0}},
     "a forbidden stop": {"min_tokens": 9, "stop_token_ids": (11, 12)},
     "a forbidden stop without eos": {"min_tokens": 9, "ignore_eos": True, "temperature": 0},
+    "allowed": {"allowed_token_ids": (3, 4, 9, 7), "logit_bias": {3: 2.0, 5: 50.0}},
+    "bad words": {
+        "bad_words": tuple(
+            pack(word) for word in [[3], [4], *([a, b] for a in range(40) for b in (8, 9))]
+        ),
+        "logit_bias": {3: 90.0, 8: 3.0, 9: 3.0},
+    },
     "everything": {
         "min_p": 0.01, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.2,
         "presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": {5: 2.0}, "min_tokens": 6,
@@ -148,6 +161,21 @@ def test_draws_follow_the_filtered_distribution(name: str):
     statistic = sum((counts[token] - mean) ** 2 / mean for token, mean in expected.items())
     freedom = len(expected) - 1
     assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def test_a_bad_word_ends_nowhere_in_the_output_unless_nothing_else_is_left():
+    bad = (pack([3]), pack([5, 6]), pack([1, 2, 8]))
+    logits = torch.zeros(1, VOCABULARY)
+    for output, out in ([], [3]), ([5], [3, 6]), ([2], [3]), ([1, 2], [3, 8]), ([9, 5], [3, 6]):
+        for token in out:
+            tempted = row([1, 2], output, bad_words=bad, logit_bias={token: 90.0})
+            assert draw(logits, tempted)[0].token != token
+            others = row([1, 2], output, bad_words=bad, logit_bias={4: 90.0})
+            assert draw(logits, others)[0].token == 4
+    only = row([1], [], bad_words=bad, allowed_token_ids=(3,))
+    assert draw(logits, only) == [Sampled(token=3)]
+    [two] = draw(logits, row([1], [], bad_words=bad, allowed_token_ids=(3, 4)))
+    assert two.token == 4
 
 
 def test_a_seed_repeats_itself_and_every_token_of_it_is_drawn_anew():

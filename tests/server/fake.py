@@ -43,6 +43,7 @@ class FakeTokenizer:
     longest_token = 1
     chat_template_source = ""
     takes_tools = False
+    special_tokens: Mapping[str, int] = {}
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -98,12 +99,18 @@ class FakeFrontend:
         """Those that were tried."""
         self.fault: str | None = None
         """What is said of them."""
+        self.faults: dict[str, str] = {}
+        """The same by kind."""
         self.refuse: Exception | None = None
         self.fail_after: int | None = None
         self.die_after: int | None = None
         self.pace = 0.0
         """Seconds before each token."""
         self.logprob = -0.5
+        self.logprobs: list[float] = []
+        """In place of that, of each answer by its index."""
+        self.end: int | None = None
+        """The stop token that ends each answer."""
         self.alive = True
         self.most = 1024
         self.waiting = 0
@@ -141,7 +148,7 @@ class FakeFrontend:
 
     async def grammar_fault(self, grammar: Grammar) -> str | None:
         self.grammars.append(grammar)
-        return self.fault
+        return self.faults.get(grammar.kind, self.fault)
 
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
         if self.refuse is not None:
@@ -216,8 +223,9 @@ class FakeFrontend:
                 index=index,
                 text=letter,
                 tokens=(ord(letter),),
-                logprobs=(self._logprob(letter),) if wanted else (),
+                logprobs=(self._logprob(letter, index),) if wanted else (),
                 finish=None if not last else "stop" if len(shown) == len(text) else "length",
+                end=self.end if last and len(shown) == len(text) else None,
                 usage=usage,
                 waited=WAITED if index == position == 0 else None,
             )
@@ -229,10 +237,11 @@ class FakeFrontend:
         usage = Usage(len(prompt) // 4, 0, cached)
         return TextDelta(vector=struct.pack("<4f", *numbers), finish="length", usage=usage)
 
-    def _logprob(self, letter: str) -> TokenLogprob:
+    def _logprob(self, letter: str, index: int) -> TokenLogprob:
         data = letter.encode()
+        logprob = self.logprobs[index] if self.logprobs else self.logprob
         rival = Alternative("?", b"?", float("-inf"))
-        return TokenLogprob(letter, data, self.logprob, (rival,))
+        return TokenLogprob(letter, data, logprob, (rival,))
 
     def _cached(self, request: TextRequest) -> int:
         key = (request.namespace, request.prompt)

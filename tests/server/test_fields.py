@@ -78,3 +78,120 @@ def test_names_cannot_break_the_header(client: TestClient):
     assert len(listed) == 3
     many = chat(client, **{f"k{i}": 1 for i in range(100)}).headers[HEADER]
     assert many.endswith(", ...")
+
+
+HONOURED, REFUSED, LISTED = "honoured", "refused", "listed"
+SENT: dict[str, tuple[object, str, str]] = {
+    # OpenAI's
+    "audio": ({"voice": "alloy"}, REFUSED, REFUSED),
+    "frequency_penalty": (0.5, HONOURED, HONOURED),
+    "function_call": ({"name": "f"}, REFUSED, REFUSED),
+    "functions": ([{"name": "f"}], REFUSED, REFUSED),
+    "logit_bias": ({"65": 1}, HONOURED, HONOURED),
+    "logprobs": (True, HONOURED, REFUSED),
+    "max_completion_tokens": (5, HONOURED, REFUSED),
+    "max_tokens": (5, HONOURED, HONOURED),
+    "metadata": ({"a": "b"}, LISTED, LISTED),
+    "modalities": (["audio"], REFUSED, REFUSED),
+    "moderation": ("strict", REFUSED, REFUSED),
+    "n": (2, HONOURED, HONOURED),
+    "parallel_tool_calls": (False, HONOURED, LISTED),
+    "prediction": ({"type": "content", "content": "Hi"}, LISTED, LISTED),
+    "presence_penalty": (0.5, HONOURED, HONOURED),
+    "prompt_cache_key": ("a", LISTED, LISTED),
+    "prompt_cache_options": ({"mode": "explicit"}, LISTED, LISTED),
+    "prompt_cache_retention": ("24h", LISTED, LISTED),
+    "reasoning_effort": ("low", LISTED, LISTED),  # the fake model's template does not know it
+    "response_format": ({"type": "json_object"}, HONOURED, HONOURED),
+    "safety_identifier": ("a", LISTED, LISTED),
+    "seed": (5, HONOURED, HONOURED),
+    "service_tier": ("flex", LISTED, LISTED),
+    "stop": (["a"], HONOURED, HONOURED),
+    "store": (True, LISTED, LISTED),
+    "stream": (True, HONOURED, HONOURED),
+    "stream_options": ({"include_usage": True}, REFUSED, REFUSED),  # without a stream
+    "temperature": (0.5, HONOURED, HONOURED),
+    "tool_choice": ("required", REFUSED, REFUSED),  # without tools
+    "tools": ([{"type": "function", "function": {"name": "f"}}], REFUSED, REFUSED),
+    "top_p": (0.5, HONOURED, HONOURED),
+    "user": ("a", LISTED, LISTED),
+    "verbosity": ("low", LISTED, LISTED),
+    "web_search_options": ({}, REFUSED, REFUSED),
+    # vLLM's
+    "top_k": (5, HONOURED, HONOURED),
+    "min_p": (0.1, HONOURED, HONOURED),
+    "repetition_penalty": (1.1, HONOURED, HONOURED),
+    "stop_token_ids": ([5], HONOURED, HONOURED),
+    "include_stop_str_in_output": (True, HONOURED, HONOURED),
+    "ignore_eos": (True, HONOURED, HONOURED),
+    "min_tokens": (2, HONOURED, HONOURED),
+    "skip_special_tokens": (False, HONOURED, HONOURED),
+    "spaces_between_special_tokens": (False, REFUSED, REFUSED),
+    "truncate_prompt_tokens": (5, REFUSED, REFUSED),
+    "truncation_side": ("left", LISTED, LISTED),
+    "logprob_token_ids": ([5], REFUSED, REFUSED),
+    "allowed_token_ids": ([5], HONOURED, HONOURED),
+    "bad_words": (["a"], HONOURED, HONOURED),
+    "echo": (True, REFUSED, HONOURED),
+    "add_generation_prompt": (False, HONOURED, LISTED),
+    "continue_final_message": (True, HONOURED, LISTED),
+    "add_special_tokens": (True, HONOURED, HONOURED),
+    "documents": ([{"text": "a"}], REFUSED, REFUSED),
+    "chat_template": ("{{ 1 }}", REFUSED, REFUSED),
+    "chat_template_kwargs": ({"a": 1}, HONOURED, LISTED),
+    "structured_outputs": ({"choice": ["a"]}, HONOURED, HONOURED),
+    "guided_json": ({}, HONOURED, HONOURED),
+    "guided_regex": ("a", HONOURED, HONOURED),
+    "guided_choice": (["a"], HONOURED, HONOURED),
+    "guided_grammar": ('root ::= "a"', HONOURED, HONOURED),
+    "priority": (1, LISTED, LISTED),  # the server does not order by it
+    "request_id": ("a", LISTED, LISTED),
+    "session_id": ("a", LISTED, LISTED),
+    "return_tokens_as_token_ids": (True, REFUSED, REFUSED),
+    "return_token_ids": (True, HONOURED, HONOURED),
+    "return_prompt_text": (True, REFUSED, REFUSED),
+    "cache_salt": ("a", HONOURED, HONOURED),
+    "kv_transfer_params": ({}, LISTED, LISTED),
+    "vllm_xargs": ({}, LISTED, LISTED),
+    "repetition_detection": ({"max_pattern_size": 2}, REFUSED, REFUSED),
+    "stream_interval": (2, LISTED, LISTED),
+    "thinking_token_budget": (5, REFUSED, REFUSED),
+    "include_reasoning": (False, HONOURED, REFUSED),
+    # SGLang's
+    "regex": ("a", HONOURED, HONOURED),
+    "ebnf": ('root ::= "a"', HONOURED, HONOURED),
+    "lora_path": ("a", REFUSED, REFUSED),
+    "separate_reasoning": (False, HONOURED, LISTED),
+    "stream_reasoning": (False, LISTED, LISTED),
+    "rid": ("a", LISTED, LISTED),
+    "extra_key": ("a", HONOURED, HONOURED),
+    "no_stop_trim": (True, REFUSED, REFUSED),
+    "stop_regex": ("a+", REFUSED, REFUSED),
+    "input_ids": ([5], REFUSED, REFUSED),
+    "return_cached_tokens_details": (True, HONOURED, HONOURED),
+    # others'
+    "suffix": ("a", REFUSED, REFUSED),
+    "best_of": (2, REFUSED, HONOURED),
+    "nvext": ({}, LISTED, LISTED),
+    "no_such_field": (1, LISTED, LISTED),
+}
+"""What common clients send, and what becomes of it in chats and in completions."""
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_whatever_common_clients_send_has_an_effect_or_is_told_of(client: TestClient, name: str):
+    value, in_chat, in_completions = SENT[name]
+    for ask, fate in ((chat, in_chat), (complete, in_completions)):
+        response = ask(client, **{name: value})
+        if fate == REFUSED:
+            assert (refused(response)[0] or "").split(".")[0] == name
+        else:
+            assert response.status_code == 200, response.text
+            assert response.headers.get(HEADER) == (name if fate == LISTED else None)
+
+
+def test_every_field_that_is_honoured_is_in_that_table():
+    needed = {"messages", "prompt", "model", "top_logprobs", "timeout", "cache"}
+    elsewhere = {"json_schema", "grammar", "prompt_logprobs", "use_beam_search", "length_penalty"}
+    for struct in (ChatRequest, CompletionRequest):
+        assert set(struct.__struct_fields__) <= SENT.keys() | needed | elsewhere

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from radixserve.server.app import create_app
@@ -78,6 +79,29 @@ def test_the_sdk_sends_a_call_and_its_result_back():
         again: Any = [*USER, said, result]
         client.chat.completions.create(model=MODEL, messages=again, tools=TOOLS)
         assert len(frontend.requests) == 2
+
+
+class Weather(pydantic.BaseModel):
+    city: str
+    days: int
+
+
+class Verdict(pydantic.BaseModel):
+    warm: bool
+
+
+def test_the_sdk_parses_the_calls_of_strict_tools_and_the_form_of_what_ends_them():
+    tools = [openai.pydantic_function_tool(Weather, name="get_weather")]
+    with sdk(SAMPLES["hermes"].text, "hermes") as (client, frontend):
+        asked: dict[str, Any] = {"model": MODEL, "messages": USER, "tools": tools}
+        answer = client.chat.completions.parse(**asked, response_format=Verdict)
+        frontend.answer = '{"warm": true}'
+        end = client.chat.completions.parse(**asked, response_format=Verdict)
+    [call] = answer.choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == Weather(city="Rome", days=3)
+    assert end.choices[0].message.parsed == Verdict(warm=True)
+    grammars = [request.sampling.grammar for request in frontend.requests]
+    assert all(each is not None and "@form" in each.frame for each in grammars)
 
 
 def test_the_sdk_raises_over_a_failure_inside_a_call():

@@ -265,19 +265,83 @@ def test_a_choice_that_cannot_be_is_refused(choice: Any, param: str):
 
 
 @pytest.mark.parametrize(
-    "choice",
+    ("choice", "reason"),
     [
-        "required",
-        NAMED,
-        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+        ("required", "tool_calls"),
+        (NAMED, "stop"),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+            "tool_calls",
+        ),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}, None),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_choice_that_the_model_would_have_to_be_kept_to_is_refused(choice: Any, stream: bool):
-    with saying(HERMES.text) as (client, frontend):
-        response = chat(client, tools=TOOLS, tool_choice=choice, stream=stream)
-        assert refused(response) == ("tool_choice", "unsupported_value")
+def test_a_choice_becomes_a_grammar_of_the_models_format(choice: Any, reason: str | None):
+    run = SAMPLES["hermes"].text
+    with saying(run) as (client, frontend):
+        told = chat(client, tools=TOOLS, tool_choice=choice).json()["choices"][0]
+        [request] = frontend.requests
+        grammar = request.sampling.grammar
+        assert grammar is not None
+        assert grammar.kind == "lark"
+        assert frontend.grammars == [grammar], "it is tried before it is used"
+        assert ("get_weather" in grammar.text) == (choice == "required")
+        assert "run" in grammar.text
+        assert reason is None or told["finish_reason"] == reason
+        assert told["message"]["tool_calls"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_choice_is_refused_where_calls_stay_in_the_text(choice: Any):
+    with saying("Hi", "none") as (client, frontend):
+        error = error_of(chat(client, tools=TOOLS, tool_choice=choice))
+        assert (error["param"], error["code"]) == ("tool_choice", "unsupported_value")
+        assert "--tool-call-parser" in error["message"]
         assert not frontend.requests
+
+
+def test_tools_that_are_strict_are_kept_to_their_schema_or_listed():
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    for parser, kept in (("hermes", True), ("none", False)):
+        with saying("Hi", parser) as (client, frontend):
+            listed = chat(client, tools=strict).headers.get("x-radixserve-ignored")
+            assert listed == (None if kept else "tools.function.strict")
+            chat(client, tools=strict, tool_choice="none")
+            chat(client, tools=TOOLS)
+            first, *others = [request.sampling.grammar for request in frontend.requests]
+            assert (first is not None) == kept
+            assert others == [None, None]
+
+
+FORM = {"type": "json_object"}
+
+
+def test_a_form_and_tools_go_together_where_calls_can_be_told_from_it():
+    for choice in (None, "auto", "none", "required"):
+        with saying("{}") as (client, frontend):
+            chat(client, tools=TOOLS, tool_choice=choice, response_format=FORM)
+            grammar = frontend.requests[0].sampling.grammar
+            assert grammar is not None
+            assert grammar.kind == ("lark" if choice == "required" else "json_schema")
+            assert ("@form" in grammar.frame) == (choice in (None, "auto"))
+    with saying("{}", "llama3_json") as (client, _):
+        refusal = refused(chat(client, tools=TOOLS, response_format=FORM))
+        assert refusal == ("response_format", "unsupported_value")
+        for choice in ("none", "required"):
+            response = chat(client, tools=TOOLS, response_format=FORM, tool_choice=choice)
+            assert response.status_code == 200
+
+
+def test_a_fault_of_all_schemas_together_is_told_of_the_choice():
+    with saying("Hi") as (client, frontend):
+        frontend.faults = {"lark": "it is a riddle"}
+        error = error_of(chat(client, tools=TOOLS, tool_choice="required"))
+        assert error["param"] == "tool_choice"
+        assert error["message"] == "Invalid form of calls for tool_choice: it is a riddle."
+        frontend.faults = {"lark": "it is a riddle", "json_schema": "so is this"}
+        error = error_of(chat(client, tools=TOOLS, tool_choice=NAMED))
+        assert error["param"] == "tools.1.function.parameters"
+        assert "so is this" in error["message"]
 
 
 def test_a_choice_needs_tools(client: TestClient):

@@ -203,3 +203,34 @@ def test_a_tokenizer_without_an_end_has_grammars_too(tokenizer: Tokenizer):
         type(table)(table.tokens, table.special_token_ids, (), table.backend)
     )
     assert follow(compiler, "choice", ["yes"], "yes").is_stopped()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json_schema", '{"enum": ["yes"]}'),
+        ("regex", '"y[e]s"'),
+        ("choice", json.dumps(['"yes"'])),
+        ("grammar", r'root ::= "\"yes\""'),
+        ("grammar", r'start: "\"yes\""'),
+        ("lark", r'start: "\"yes\""'),
+    ],
+)
+def test_a_frame_goes_around_every_kind(compiler: GrammarCompiler, kind: str, source: str):
+    frame = 'start: "<" @form? ">"'
+    for text, whole in (('<"yes">', True), ("<>", True), ('"yes"', False), ('<"no">', False)):
+        matcher = compiler.compile(kind, source, frame).deep_copy()
+        accepted = all(matcher.consume_token(3 + byte) for byte in text.encode())
+        assert (accepted and matcher.is_accepting()) == whole
+
+
+def test_frames_and_grammars_have_the_bounds_of_schemas(compiler: GrammarCompiler):
+    schema = json.dumps({"type": "string", "pattern": "a{1,100000}"})
+    for kind, source, frame in (
+        ("lark", f"start: %json {schema}", ""),
+        ("regex", "a", f"start: @form %json {schema}"),
+    ):
+        with pytest.raises(GrammarError, match="100000 repetitions"):
+            compiler.compile(kind, source, frame)
+    with pytest.raises(GrammarError, match="larger than"):
+        compiler.compile("regex", "a", f'start: @form "{"x" * MAX_GRAMMAR}"')

@@ -40,6 +40,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     kind: str
     text: str
+    frame: str
 
 
 def main() -> None:
@@ -84,7 +85,7 @@ def _tried(compiler: GrammarCompiler, trial: Trial) -> str:
 def _verdict(compiler: GrammarCompiler, trial: Trial) -> str:
     """With one more character in front, so that it is never nothing."""
     try:
-        compiler.compile(trial.kind, trial.text)
+        compiler.compile(trial.kind, trial.text, trial.frame)
     except GrammarError as error:
         return f"-{error}"
     except MemoryError:

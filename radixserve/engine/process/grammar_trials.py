@@ -63,7 +63,7 @@ class GrammarTrials:
     # On the thread
 
     def _try(self, grammar: Grammar) -> str:
-        trial = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text))
+        trial = msgspec.msgpack.encode(Trial(grammar.kind, grammar.text, grammar.frame))
         for _ in range(2):  # somebody may have ended the process since
             try:
                 if self._connection is None:

@@ -41,9 +41,10 @@ class ToolFormat:
     key_close: tuple[str, ...] = ()
     value_open: tuple[str, ...] = ()
     value_close: tuple[str, ...] = ()
-    call: str = ""
-    """A call as the model writes it, with $name and $arguments; empty where the arguments are not
-    JSON."""
+    call: str
+    """A call as the model writes it, with $name and $arguments."""
+    argument: str = ""
+    """Of ``tagged``: an argument as the model writes it, with $key and $value."""
     before: str = ""
     """What stands before the first call, between two, and after the last one."""
     between: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from radixserve.text.parsing.calls import ToolCalls
 from radixserve.text.parsing.channels import MARKERS as CHANNEL_MARKERS
@@ -17,6 +17,10 @@ from radixserve.text.parsing.markers import Markers
 from radixserve.text.parsing.named_call import NamedCall, NameReader
 from radixserve.text.parsing.reasoning import Reasoning
 from radixserve.text.parsing.tagged_call import Schemas, TaggedCall, Tags
+
+Begins = Literal["reasoning", "either", "answer"]
+"""What the model goes on with behind a prompt: reasoning that it has begun; reasoning or none, as
+it likes; no reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +39,28 @@ class Formats:
                 found += CHANNEL_MARKERS if each.form == "channels" else each.markers
         return tuple(dict.fromkeys(found))
 
-    def opened(self, prompt: str, continued: str | None) -> bool:
-        """Whether an answer to ``prompt`` begins inside of reasoning.
+    @property
+    def channels(self) -> bool:
+        return any(each and each.form == "channels" for each in (self.tools, self.reasoning))
+
+    def begins(self, prompt: str, continued: str | None) -> Begins:
+        """What an answer to ``prompt`` begins with.
 
         Args:
             continued: The beginning of the answer that the client sent with the prompt, if any.
         """
         style = self.reasoning
-        if style is None or style.form != "block":
-            return False
+        if self.channels:
+            return "either" if continued is None else "answer"
+        if style is None:
+            return "answer"
         if continued is not None:
-            return continued.rfind(style.open) > continued.rfind(style.close)
-        return style.implied or prompt.rstrip().endswith(style.open)
+            inside = continued.rfind(style.open) > continued.rfind(style.close)
+            return "reasoning" if inside else "answer"
+        end = prompt.rstrip()
+        if style.implied or end.endswith(style.open):
+            return "reasoning"
+        return "answer" if end.endswith(style.close) else "either"
 
     def parser(self, schemas: Schemas, *, opened: bool = False, separate: bool = True) -> Parser:
         """What reads one answer.
@@ -57,7 +71,7 @@ class Formats:
             separate: Whether reasoning is told apart; otherwise it is text, marked as it is.
         """
         tools, reasoning = self.tools, self.reasoning
-        if any(each is not None and each.form == "channels" for each in (tools, reasoning)):
+        if self.channels:
             separate = separate and reasoning is not None
             return Channels(calls=tools is not None, separate=separate)
         stages: list[Parser] = []

@@ -117,7 +117,7 @@ class TaggedCall:
     def _begin_value(self, out: list[Event]) -> None:
         head = ", " if self._opened else "{"
         self._opened = True
-        self._in_text = _types(self._properties.get(self._key.strip())) == {"string"}
+        self._in_text = types_of(self._properties.get(self._key.strip())) == {"string"}
         head += json.dumps(self._key.strip(), ensure_ascii=False) + ": "
         out.append(Event("arguments", head + '"' if self._in_text else head))
         self._value = []
@@ -140,7 +140,7 @@ class TaggedCall:
     def _end_value(self, out: list[Event]) -> None:
         written = '"'
         if not self._in_text:
-            types = _types(self._properties.get(self._key.strip()))
+            types = types_of(self._properties.get(self._key.strip()))
             written = as_json("".join(self._value), types)
         out.append(Event("arguments", written))
 
@@ -159,7 +159,7 @@ def as_json(written: str, types: set[str]) -> str:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         value = written
-    if isinstance(value, str) or (types and not types & _types_of(value)):
+    if isinstance(value, str) or (types and not types & _kinds_of(value)):
         return json.dumps(written, ensure_ascii=False)
     return json.dumps(value, ensure_ascii=False)
 
@@ -168,22 +168,27 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _types(schema: object) -> set[str]:
+def types_of(schema: object) -> set[str]:
     """The JSON types that ``schema`` allows at its top; none where it does not say."""
-    if not isinstance(schema, dict):
-        return set()
-    declared = schema.get("type")
-    types = {declared} if isinstance(declared, str) else set()
-    if isinstance(declared, list):
-        types |= {each for each in declared if isinstance(each, str)}
-    for choice in [*(schema.get("anyOf") or []), *(schema.get("oneOf") or [])]:
-        types |= _types(choice)
-    if not types and isinstance(schema.get("enum"), list):
-        types = {name for each in schema["enum"] for name in _types_of(each)}
+    types: set[str] = set()
+    left = [schema]
+    while left:
+        each = left.pop()
+        if not isinstance(each, dict):
+            continue
+        declared, values = each.get("type"), each.get("enum")
+        if isinstance(declared, str | list):
+            names = [declared] if isinstance(declared, str) else declared
+            types.update(name for name in names if isinstance(name, str))
+        elif isinstance(values, list):
+            types.update(name for value in values for name in _kinds_of(value))
+        for key in ("anyOf", "oneOf"):
+            if isinstance(choices := each.get(key), list):
+                left += choices
     return types
 
 
-def _types_of(value: object) -> set[str]:
+def _kinds_of(value: object) -> set[str]:
     match value:
         case None:
             return {"null"}
