@@ -116,10 +116,7 @@ async def respond(
     """Generate answers to ``prompts`` and send them as the client asked for them."""
     service: Service = request.app.state.service
     visit: Visit = request.state.visit
-    names = [*ignored, *envelope.ignored]
-    if prompts[0].priority and not service.settings.priorities:
-        names.append("priority")
-    headers = ignored_header(names)
+    headers = headers_of(service, prompts[0], [*ignored, *envelope.ignored])
     deltas = service.answers(prompts, visit)
     if envelope.stream:
         events = envelope.events(shape.chunks(deltas), visit.tally)
@@ -132,6 +129,12 @@ async def respond(
 def token_ids(news: TextDelta) -> list[int]:
     """All that the model has chosen, the end of the answer among them."""
     return [*news.tokens] if news.end is None else [*news.tokens, news.end]
+
+
+def headers_of(service: Service, asked: TextRequest, ignored: Sequence[str]) -> dict[str, str]:
+    """What the headers of an answer to ``asked`` say of fields that have no effect."""
+    unheeded = asked.priority and not service.settings.priorities
+    return ignored_header([*ignored, "priority"] if unheeded else ignored)
 
 
 def clipped(logprob: float) -> float:

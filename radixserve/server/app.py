@@ -35,6 +35,7 @@ from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_wit
 from radixserve.server.generate import generate
 from radixserve.server.health import health, version
 from radixserve.server.info import load, model_info, server_info
+from radixserve.server.messages.routes import count_tokens, create_message
 from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
 from radixserve.server.openapi import openapi
@@ -87,6 +88,8 @@ TENANTS: list[BaseRoute] = [
     _limited("/v1/chat/completions", chat_completions, "chat"),
     _limited("/v1/completions", completions, "completions"),
     _limited("/v1/embeddings", embeddings, "embeddings"),
+    _limited("/v1/messages", create_message, "chat"),
+    _limited("/v1/messages/count_tokens", count_tokens, "chat"),
     _limited("/generate", generate, "completions"),
     _limited("/tokenize", tokenize, "tokenize"),
     _limited("/detokenize", detokenize, "tokenize"),

@@ -33,9 +33,9 @@ class Conversation:
     ignored: list[str]
     """Fields that have no effect."""
 
-    def answers(self) -> list[ParsedAnswer]:
-        """A reader for each of the answers, by its index."""
-        new_id = partial(call_id, self.id_length)
+    def answers(self, prefix: str = "call_") -> list[ParsedAnswer]:
+        """A reader for each of the answers, by its index; ids of calls begin with ``prefix``."""
+        new_id = partial(call_id, self.id_length, prefix)
         return [ParsedAnswer(self.reading, new_id) for _ in range(self.request.n)]
 
 
@@ -95,6 +95,25 @@ async def prepared(
     return Conversation(request, reading, service.dialect.id_length, [*ignored, *vain])
 
 
+def rendered(
+    service: Service, fields: ChatRequest, reading: Reading, template_kwargs: dict[str, Any]
+) -> str:
+    """The prompt as the model's template has it.
+
+    Raises:
+        InvalidRequestError: the template refuses the messages.
+    """
+    continued = bool(fields.continue_final_message)
+    opened = fields.add_generation_prompt
+    return service.frontend.tokenizer.render_chat(
+        fields.messages,
+        tools=reading.tools,
+        add_generation_prompt=not continued if opened is None else opened,
+        continue_final_message=continued,
+        template_kwargs=template_kwargs,
+    )
+
+
 def _encode(
     service: Service,
     fields: ChatRequest,
@@ -103,18 +122,10 @@ def _encode(
     form: Form | None,
 ) -> tuple[bytes, Reading, tuple[Form | None, list[str]]]:
     """The prompt in tokens, how answers to it are read, and what they are kept to."""
-    continued = bool(fields.continue_final_message)
-    opened = fields.add_generation_prompt
-    text = service.frontend.tokenizer.render_chat(
-        fields.messages,
-        tools=reading.tools,
-        add_generation_prompt=not continued if opened is None else opened,
-        continue_final_message=continued,
-        template_kwargs=template_kwargs,
-    )
+    text = rendered(service, fields, reading, template_kwargs)
     special = bool(fields.add_special_tokens)
     prompt = service.encode(lambda: text, param="messages", add_special_tokens=special)
-    reading = reading.after(text, fields.messages, continued=continued)
+    reading = reading.after(text, fields.messages, continued=bool(fields.continue_final_message))
     return prompt, reading, kept_to(reading, form, service.frontend.tokenizer.special_tokens)
 
 

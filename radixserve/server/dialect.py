@@ -155,8 +155,12 @@ class Dialect:
             style = self.formats.reasoning
             words = (style.efforts if style else None) or {}
             mapped["reasoning_effort"] = words.get(effort, effort)
-        mapped |= {name: effort != "none" for name in SWITCHES if self._reads(name)}
+        mapped |= self.switches(effort != "none")
         return {**mapped, **given}, [] if mapped else ["reasoning_effort"]
+
+    def switches(self, on: bool) -> dict[str, Any]:
+        """Arguments of the template that turn reasoning on or off; none where it has no switch."""
+        return {name: on for name in SWITCHES if self._reads(name)}
 
     def _reads(self, name: str) -> bool:
         """Whether the template has a variable of this name."""

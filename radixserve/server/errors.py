@@ -1,4 +1,4 @@
-"""What went wrong, as a client reads it: OpenAI's error object, its status and its headers."""
+"""What went wrong, as a client reads it: its API's error object, a status and headers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from radixserve.errors import (
     LostError,
     OverloadedError,
 )
+from radixserve.server.messages import errors as anthropic
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +56,14 @@ class ApiError(Exception):
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
+    def short(self) -> tuple[str, str | None]:
+        """Message and param; whatever of them came from the client is cut to size."""
+        param = None if self.param is None else _short(self.param, MAX_PARAM)
+        return _short(self.message, MAX_MESSAGE), param
+
     def body(self) -> bytes:
-        """The error object as JSON; whatever of it came from the client is cut to size."""
-        message, param = _short(self.message, MAX_MESSAGE), self.param
-        if param is not None:
-            param = _short(param, MAX_PARAM)
+        """OpenAI's error object as JSON."""
+        message, param = self.short()
         return msgspec.json.encode(ErrorBody(ErrorObject(message, self.type, param, self.code)))
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
@@ -73,8 +77,10 @@ class ApiError(Exception):
         """The same of fields that stand in the one at ``path``."""
         return replace(self, param=f"{path}.{self.param}" if self.param else path)
 
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, "application/json")
+    def response(self, scope: Scope) -> Response:
+        """The answer to the request of ``scope``, in the shape of the API that it is meant for."""
+        body = anthropic.error_body(self, scope) if anthropic.is_meant(scope) else self.body()
+        return Response(body, self.status, self.headers, "application/json")
 
 
 class AnswerError(Exception):
@@ -127,8 +133,12 @@ def to_api_error(error: Exception) -> ApiError:
             return _server_error("The server failed on this request.", "internal_error")
 
 
-def invalid_json(error: Exception) -> ApiError:
-    """What the decoder found: no JSON, a missing field, or a value of the wrong type."""
+def invalid_json(error: Exception, within: str = "") -> ApiError:
+    """What the decoder found: no JSON, a missing field, or a value of the wrong type.
+
+    Args:
+        within: The path of what was decoded, if that is not the body.
+    """
     if isinstance(error, RecursionError):
         return ApiError(status=400, message="The body is nested too deeply.", code="invalid_json")
     text = str(error)
@@ -139,7 +149,8 @@ def invalid_json(error: Exception) -> ApiError:
             code="invalid_json",
         )
     found = PATH.search(text)
-    param = _dotted(found["path"]) if found else None
+    path = _dotted(found["path"]) if found else None
+    param = ".".join(filter(None, (within, path))) or None
     reason = text[: found.start()] if found else text
     if missing := MISSING.match(reason):
         param = f"{param}.{missing['name']}" if param else missing["name"]
@@ -155,7 +166,7 @@ def invalid_json(error: Exception) -> ApiError:
 
 async def answer_with_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for every error that is foreseen."""
-    return to_api_error(error).response()
+    return to_api_error(error).response(request.scope)
 
 
 class CatchAll:
@@ -180,12 +191,12 @@ class CatchAll:
         except asyncio.CancelledError:
             # The server goes down and has waited long enough; nobody else cancels a request.
             if not started:
-                await to_api_error(going_down()).response()(scope, receive, send)
+                await to_api_error(going_down()).response(scope)(scope, receive, send)
         except Exception as error:
             log.exception("a request failed")
             if started:
                 raise
-            await to_api_error(error).response()(scope, receive, send)
+            await to_api_error(error).response(scope)(scope, receive, send)
 
 
 def going_down() -> OverloadedError:

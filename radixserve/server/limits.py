@@ -13,8 +13,10 @@ from radixserve.server.errors import ApiError, invalid_json
 BODY_LIMIT = 32 * 2**20
 LARGE_BODY = 2**18
 """Bytes from which decoding would hold up the event loop for more than a few milliseconds."""
+BULK = ("messages", "system", "prompt", "input")
+"""Fields that may hold as many values as fit into the body."""
 MAX_COMMAS = 2**16
-"""Commas outside ``messages``, ``prompt`` and ``input``, and so values beside them."""
+"""Commas outside of these, and so values beside them."""
 MAX_CONTAINERS = 2**18
 """Lists and objects of a body. Brackets inside of texts count too, since telling them apart costs
 what this saves; a text with so many is longer than what models take."""
@@ -27,6 +29,7 @@ class _Bulk(msgspec.Struct):
     """The fields that may be large, and those that somebody might make so."""
 
     messages: msgspec.Raw = msgspec.Raw(b"")
+    system: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
     stop: msgspec.Raw = msgspec.Raw(b"")
@@ -95,7 +98,7 @@ def _check_values(body: bytes) -> None:
         )
     bulk = msgspec.json.decode(body, type=_Bulk)
     commas = {name: bytes(raw).count(b",") for name, raw in msgspec.structs.asdict(bulk).items()}
-    besides = body.count(b",") - sum(commas.pop(name) for name in ("messages", "prompt", "input"))
+    besides = body.count(b",") - sum(commas.pop(name) for name in BULK)
     if besides > MAX_COMMAS:
         largest = max(commas, key=lambda name: commas[name])
         if commas[largest] > besides // 2 and largest in ("response_format", "structured_outputs"):
@@ -107,7 +110,7 @@ def _check_values(body: bytes) -> None:
             )
         raise ApiError(
             status=400,
-            message="The body holds too many values besides messages and prompt.",
+            message="The body holds too many values besides messages, system and prompt.",
             param=largest if commas[largest] > besides // 2 else None,
             code="invalid_value",
         )

@@ -1,12 +1,17 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``."""
+"""``GET /v1/models`` and ``GET /v1/models/{id}``. Clients that send the
+header ``anthropic-version`` get the shape that they read."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.engine.frontend import ModelCard
+from radixserve.server.messages import errors as anthropic
+from radixserve.server.messages.wire import AnthropicModel, AnthropicModels
 from radixserve.server.parameters import model_not_found
 from radixserve.server.service import Service
 from radixserve.server.tenants.visit import Visit
@@ -31,7 +36,12 @@ class ModelList(msgspec.Struct, frozen=True):
 async def list_models(request: Request) -> Response:
     """Those that the tenant may use."""
     card = _card(request)
-    return _json(ModelList([_model(card)] if _mine(request, card) else []))
+    mine = [card] if _mine(request, card) else []
+    if anthropic.is_meant(request.scope):
+        ends = mine[0].name if mine else None
+        listed = [_anthropic_model(each) for each in mine]
+        return _json(AnthropicModels(listed, first_id=ends, last_id=ends))
+    return _json(ModelList([_model(each) for each in mine]))
 
 
 async def get_model(request: Request) -> Response:
@@ -39,7 +49,7 @@ async def get_model(request: Request) -> Response:
     name = request.path_params["name"]
     if name != card.name or not _mine(request, card):
         raise model_not_found(name, card)
-    return _json(_model(card))
+    return _json(_anthropic_model(card) if anthropic.is_meant(request.scope) else _model(card))
 
 
 def _card(request: Request) -> ModelCard:
@@ -54,6 +64,17 @@ def _mine(request: Request, card: ModelCard) -> bool:
 
 def _model(card: ModelCard) -> ModelObject:
     return ModelObject(card.name, card.created, card.max_model_len, root=card.name)
+
+
+def _anthropic_model(card: ModelCard) -> AnthropicModel:
+    created = datetime.fromtimestamp(card.created, UTC)
+    return AnthropicModel(
+        card.name,
+        display_name=card.name,
+        created_at=f"{created:%Y-%m-%dT%H:%M:%SZ}",
+        max_input_tokens=card.max_model_len - 1,
+        max_tokens=card.max_model_len,
+    )
 
 
 def _json(body: msgspec.Struct) -> Response:

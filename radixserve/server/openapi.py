@@ -18,6 +18,13 @@ from radixserve.server.cache import PurgeRequest
 from radixserve.server.embeddings import EmbeddingList, EmbeddingRequest
 from radixserve.server.errors import ErrorBody
 from radixserve.server.generate import GenerateRequest
+from radixserve.server.messages.errors import AnthropicErrorBody, is_messages
+from radixserve.server.messages.wire import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessageObject,
+    MessagesRequest,
+)
 from radixserve.server.models import ModelList, ModelObject
 from radixserve.server.tenants.public import (
     PublicPrefixList,
@@ -38,6 +45,8 @@ BODIES: dict[str, Struct] = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/completions": CompletionRequest,
     "POST /v1/embeddings": EmbeddingRequest,
+    "POST /v1/messages": MessagesRequest,
+    "POST /v1/messages/count_tokens": CountTokensRequest,
     "POST /generate": GenerateRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
@@ -50,6 +59,8 @@ ANSWERS: dict[str, Struct] = {
     "GET /v1/models": ModelList,
     "GET /v1/models/{name}": ModelObject,
     "POST /v1/embeddings": EmbeddingList,
+    "POST /v1/messages": MessageObject,
+    "POST /v1/messages/count_tokens": CountTokensResponse,
     "POST /tokenize": TokenizeResponse,
     "POST /detokenize": DetokenizeResponse,
     "POST /v1/batches": BatchObject,
@@ -60,7 +71,9 @@ ANSWERS: dict[str, Struct] = {
     "PUT /v1/cache/public/{prefix}": PublicPrefixObject,
 }
 """What comes back with status 200, where it is more than a few words."""
-STREAMS = frozenset({"POST /v1/chat/completions", "POST /v1/completions", "POST /generate"})
+STREAMS = frozenset(
+    {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/messages", "POST /generate"}
+)
 TEMPLATE = "#/components/schemas/{name}"
 REQUIRED = {"schema": {"type": "string"}, "in": "path", "required": True}
 
@@ -71,7 +84,7 @@ async def openapi(request: Request) -> Response:
 
 def described(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     """The OpenAPI 3.1 description of ``routes``."""
-    structs: set[Struct] = {*BODIES.values(), *ANSWERS.values(), ErrorBody}
+    structs: set[Struct] = {*BODIES.values(), *ANSWERS.values(), ErrorBody, AnthropicErrorBody}
     unique = sorted(structs, key=lambda each: each.__name__)
     schemas, components = msgspec.json.schema_components(unique, ref_template=TEMPLATE)
     named = dict(zip(unique, schemas, strict=True))
@@ -101,9 +114,10 @@ def _operation(key: str, route: Route, named: dict[Struct, dict[str, Any]]) -> d
         content["text/event-stream"] = {"schema": {"type": "string"}}
     if content:
         said["content"] = content
+    errors = AnthropicErrorBody if is_messages(path) else ErrorBody
     refused = {
         "description": "What is wrong, and what to do.",
-        "content": {"application/json": {"schema": named[ErrorBody]}},
+        "content": {"application/json": {"schema": named[errors]}},
     }
     operation: dict[str, Any] = {
         "operationId": f"{method.lower()}{path}".translate(str.maketrans("/{}", "___")),

@@ -16,11 +16,12 @@ from radixserve.text.parsing.events import Event
 LETTERS = string.ascii_letters + string.digits
 
 
-def call_id(length: int) -> str:
-    """A new id of a call; of ``length`` letters and digits if the template wants so many."""
+def call_id(length: int, prefix: str = "call_") -> str:
+    """A new id of a call: of ``length`` letters and digits if the template wants so many, else with
+    ``prefix``."""
     if length:
         return "".join(secrets.choice(LETTERS) for _ in range(length))
-    return f"call_{secrets.token_hex(12)}"
+    return f"{prefix}{secrets.token_hex(12)}"
 
 
 class ParsedAnswer:

@@ -10,11 +10,13 @@ from time import perf_counter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from radixserve.server.messages import errors as anthropic
 from radixserve.server.tally import CLIENT_GONE, Tally
 
 log = logging.getLogger("radixserve.access")
 
 HEADER = "x-request-id"
+ANTHROPIC_HEADER = "request-id"
 SANE = re.compile(r"[\x20-\x7e]{1,128}")
 LONGEST_PATH = 100
 
@@ -44,7 +46,10 @@ class RequestId:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = identity
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = identity
+                if anthropic.is_meant(scope):
+                    headers[ANTHROPIC_HEADER] = identity
             elif not message.get("more_body", False):
                 tally.status = status
             await send(message)

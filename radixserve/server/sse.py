@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixserve.server.errors import going_down, to_api_error
+from radixserve.server.errors import ApiError, going_down, to_api_error
 from radixserve.server.service import Settings, cancelled, until_gone
 
 log = logging.getLogger(__name__)
@@ -24,21 +25,34 @@ HEADERS = {
     # Proxies such as nginx would collect the stream before they pass it on.
     "x-accel-buffering": "no",
 }
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
 LAST_WORD = 1.0
 """Seconds that a client has to read that the server goes down; one may have stopped reading."""
 
 _encoder = msgspec.json.Encoder()
 
 
-def event(data: msgspec.Struct) -> bytes:
-    """One event with ``data`` as JSON."""
-    return b"data: " + _encoder.encode(data) + b"\n\n"
+def event(data: object, name: str = "") -> bytes:
+    """One event with ``data`` as JSON, of a type of its own if it has a ``name``."""
+    named = f"event: {name}\n".encode() if name else b""
+    return named + b"data: " + _encoder.encode(data) + b"\n\n"
+
+
+def _failure(error: ApiError) -> bytes:
+    return b"data: " + error.body() + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """What one API's streams say beside their answers; by default OpenAI's completions."""
+
+    keep_alive: bytes = b": keep-alive\n\n"
+    """Said after a silence."""
+    failure: Callable[[ApiError], bytes] = _failure
+    end: bytes = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends ``events``, then ``[DONE]``.
+    """Sends ``events``, then what ``framing`` ends with.
 
     An error within ``settings.grace`` of the start, before anything was sent, is raised, so that it
     becomes an answer with its own status. A later one becomes an event of its own.
@@ -49,8 +63,10 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         settings: Settings,
         headers: Mapping[str, str],
+        framing: Framing | None = None,
     ):
         self._events = events
+        self._framing = framing or Framing()
         self._settings = settings
         self.status_code = 200
         self.background = None
@@ -94,11 +110,11 @@ class EventStream(Response):
         failed = to_api_error(error)
         if failed.code == "internal_error":
             log.error("a stream failed", exc_info=error)
-        await self._write(send, b"data: " + failed.body() + b"\n\n")
+        await self._write(send, self._framing.failure(failed))
         await self._end(send)
 
     async def _end(self, send: Send) -> None:
-        await self._write(send, DONE)
+        await self._write(send, self._framing.end)
         self._ended = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -110,7 +126,7 @@ class EventStream(Response):
         while True:
             silent = now() - self._last_sent
             if silent >= interval:
-                await self._write(send, KEEP_ALIVE)
+                await self._write(send, self._framing.keep_alive)
             else:
                 await asyncio.sleep(interval - silent)
 

@@ -13,7 +13,7 @@ from radixserve.server.wire import ChatRequest, invalid
 MAX_TOOLS = 128
 MAX_TOOLS_SIZE = 2**20
 """Bytes of JSON of all tools together."""
-NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 
 Mode = Literal["none", "auto", "required", "named"]
 
@@ -86,7 +86,7 @@ def _check_tool(path: str, tool: dict[str, Any]) -> str:
     if name is None:
         raise invalid(f"{path}.name", f"{path}.name is required", "missing_required_parameter")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{path}.name must have 1 to 64 letters, digits, or any of _ . : -"
+        message = f"{path}.name must have 1 to 128 letters, digits, or any of _ . : -"
         raise invalid(f"{path}.name", message)
     if not isinstance(function.get("description"), str | None):
         message = f"{path}.description must be a string"

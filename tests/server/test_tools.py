@@ -198,7 +198,7 @@ def function(**fields: Any) -> dict[str, Any]:
             "missing_required_parameter",
         ),
         ([function(name="a b")], "tools.0.function.name", "invalid_value"),
-        ([function(name="a" * 65)], "tools.0.function.name", "invalid_value"),
+        ([function(name="a" * 129)], "tools.0.function.name", "invalid_value"),
         ([function(name=7)], "tools.0.function.name", "invalid_value"),
         ([function(), function()], "tools.1.function.name", "invalid_value"),
         ([function(description=1)], "tools.0.function.description", "invalid_type"),

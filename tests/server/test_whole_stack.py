@@ -107,7 +107,7 @@ def test_of_a_thousand_requests_those_that_find_no_place_are_refused_at_once_and
             server.model.hold()
             held: list[int] = []
             accepted: set[asyncio.Task[httpx2.Response]] = set()
-            for batch in range(4):
+            for batch in range(6):
                 waiting = accepted | {
                     asyncio.create_task(
                         server.ask(prompt=f"{batch}/{number}", user=f"u{batch}/{number}")

@@ -56,7 +56,7 @@ class Authentication:
         try:
             tenant = self._tenant(scope)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
             self._service.audit.note(scope, None, perf_counter() - started)
             return
         meter = self._service.tenants.meter(tenant)

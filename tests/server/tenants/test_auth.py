@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from httpx2 import Response
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from radixserve.server.app import create_app
+from radixserve.server.messages.errors import is_messages
 from radixserve.server.tenants.registry import Registry
 from radixserve.tenants.file import Roster
 from radixserve.tenants.keys import LONGEST_KEY
 from tests.server.asking import USER, chat, complete, error_of
 from tests.server.fake import MODEL, FakeFrontend
+from tests.server.messages.asking import error_of as anthropic_error_of
 from tests.server.tenants.people import FILE, KEYS, bearer, client_of, registry
 
 NO_KEY_NEEDED = {"/health", "/ping", "/ready", "/version", "/", "/web/chat.js"}
@@ -50,6 +53,15 @@ def test_all_but_a_few_paths_need_a_key():
     assert len(paths - NO_KEY_NEEDED) >= 15
 
 
+def refusal(answer: Response, path: str, status: int) -> tuple[str, str]:
+    """The type and the code of an error, in the shape of the API that ``path`` is of."""
+    if is_messages(path):
+        error = anthropic_error_of(answer, status)
+        return error["type"], error["details"]["error_code"]
+    error = error_of(answer, status)
+    return error["type"], error["code"]
+
+
 @pytest.mark.parametrize(("method", "path"), needing_keys())
 def test_without_a_valid_key_every_route_says_401(client: TestClient, method: str, path: str):
     for headers in ({}, {"authorization": "Bearer rsk_nobody"}, {"x-api-key": "rsk_nobody"}):
@@ -57,7 +69,7 @@ def test_without_a_valid_key_every_route_says_401(client: TestClient, method: st
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         if method != "HEAD":
-            assert error_of(answer, 401)["code"] == "invalid_api_key"
+            assert refusal(answer, path, 401) == ("authentication_error", "invalid_api_key")
 
 
 @pytest.mark.parametrize(("method", "path"), needing_keys())
@@ -65,8 +77,7 @@ def test_a_key_without_any_right_opens_no_route(client: TestClient, method: str,
     answer = client.request(method, path, headers=bearer("mute"))
     assert answer.status_code == 403
     if method != "HEAD":
-        error = error_of(answer, 403)
-        assert (error["type"], error["code"]) == ("permission_error", "permission_denied")
+        assert refusal(answer, path, 403) == ("permission_error", "permission_denied")
 
 
 @pytest.mark.parametrize("path", sorted(NO_KEY_NEEDED))

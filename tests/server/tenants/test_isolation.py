@@ -26,15 +26,18 @@ from radixserve.tenants.keys import hash_of
 from radixserve.tokens import unpack
 from tests.engine.saying import TEXT
 from tests.server.asking import error_of, events
+from tests.server.messages.asking import PATH as MESSAGES
+from tests.server.messages.asking import accumulated
+from tests.server.messages.asking import error_of as anthropic_error_of
 from tests.server.stack import CHAT, COMPLETIONS, Stack, cached, said, stack
 from tests.server.tenants.people import FILE, KEYS, bearer, registry, write
 
 LONG = "The same words, which nobody else may find, and which go on for a while."
 GENERATE = "/generate"
-ROUTES = [COMPLETIONS, CHAT, GENERATE]
+ROUTES = [COMPLETIONS, CHAT, MESSAGES, GENERATE]
 HANG = 60.0
 """Seconds; what takes longer is taken for a hang."""
-NOT_GENERATING = {"/tokenize", "/detokenize"}
+NOT_GENERATING = {"/tokenize", "/detokenize", "/v1/embeddings", "/v1/messages/count_tokens"}
 
 
 @asynccontextmanager
@@ -49,19 +52,29 @@ def body(path: str, text: str = LONG, *, stream: bool = False, most: int = 2) ->
     if path == GENERATE:
         return {"text": text, "sampling_params": {"max_new_tokens": most}, "stream": stream}
     prompt: dict[str, Any] = {"prompt": text}
-    if path == CHAT:
+    if path in (CHAT, MESSAGES):
         prompt = {"messages": [{"role": "user", "content": text}]}
-    more = {"stream_options": {"include_usage": True}} if stream else {}
+    more = {"stream_options": {"include_usage": True}} if stream and path != MESSAGES else {}
     return {**prompt, "max_tokens": most, "stream": stream, **more}
 
 
 def reused(path: str, answer: httpx2.Response) -> int:
     assert answer.status_code == 200, answer.text
-    if path != GENERATE:
+    if path in (COMPLETIONS, CHAT):
         return cached(answer)
     streamed = answer.headers["content-type"].startswith("text/event-stream")
+    if path == MESSAGES:
+        message = accumulated(answer) if streamed else answer.json()
+        return int(message["usage"]["cache_read_input_tokens"])
     last = events(answer)[-1] if streamed else answer.json()
     return int(last["meta_info"]["cached_tokens"])
+
+
+def param_of(path: str, answer: httpx2.Response) -> str:
+    """The field for which a request was refused."""
+    if path == MESSAGES:
+        return str(anthropic_error_of(answer)["details"]["param"])
+    return str(error_of(answer)["param"])
 
 
 async def ask(
@@ -185,7 +198,7 @@ def test_a_salt_that_cannot_be_one_is_refused_and_costs_nothing(tmp_path, path: 
             for salt in ("", "x" * 513, "é" * 257, "x" * 2**20, 5, ["s"], {"a": "b"}):
                 sent = {**body(path), field: salt}
                 answer = await server.ask(path, key=KEYS["alice"], **sent)
-                assert error_of(answer)["param"] == field
+                assert param_of(path, answer) == field
             assert server.engine.stats().computed_tokens == 0
             assert await ask(server, "alice", path, **{field: "x" * 512}) == 0
 

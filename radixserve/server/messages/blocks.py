@@ -1,0 +1,226 @@
+"""Conversations made of content blocks, as the messages that chat templates know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from radixserve.server.errors import ApiError, invalid_json
+from radixserve.server.messages.wire import (
+    InputMessage,
+    RedactedThinkingInput,
+    TextInput,
+    ThinkingInput,
+    ToolResultInput,
+    ToolUseInput,
+)
+from radixserve.server.wire import invalid
+
+T = TypeVar("T", bound=msgspec.Struct)
+Sent = tuple[str, dict[str, Any]]
+"""A block behind its path."""
+
+BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
+"""What some clients put before all else, with a number that is another one in every request: left
+in, no prompt would begin as the one before."""
+HINTS = {
+    "image": "Describe what is on it in a text block.",
+    "document": "Send what it says in a text block.",
+    "search_result": "Send what was found in a text block.",
+}
+ERROR = "Error: "
+"""Before the result of a tool that failed; templates have no other place for that."""
+
+Kinds = Mapping[str, type[msgspec.Struct]]
+TEXT: Kinds = {"text": TextInput}
+KINDS: dict[str, Kinds] = {
+    "system": TEXT,
+    "user": {**TEXT, "tool_result": ToolResultInput},
+    "assistant": {
+        **TEXT,
+        "tool_use": ToolUseInput,
+        "thinking": ThinkingInput,
+        "redacted_thinking": RedactedThinkingInput,
+    },
+}
+"""What the blocks of each role may be."""
+
+
+class Chat:
+    """A conversation as chat completions have it. Neighbouring turns of one role become one.
+
+    Raises:
+        ApiError: 400, a block cannot be, or cannot be had here; ``param`` is its path.
+    """
+
+    def __init__(self, system: str | list[dict[str, Any]] | None, messages: list[InputMessage]):
+        self.messages: list[dict[str, Any]] = []
+        self.continued = False
+        """Whether the last message is the beginning of the answer."""
+        self.ignored: set[str] = set()
+        """Fields of blocks that have no effect."""
+        self._names: dict[str, str] = {}
+        """Of tools, by the ids of their calls."""
+        if texts := [text for text in self._system(system) if text]:
+            self.messages.append({"role": "system", "content": _parts(texts)})
+        for role, turn in _turns(messages):
+            self.continued = role == "assistant"
+            if role == "assistant":
+                self._add_answer(turn)
+            else:
+                self._add_question(role, turn)
+        if self.continued:
+            self._check_beginning(len(messages) - 1)
+
+    def _system(self, system: str | list[dict[str, Any]] | None) -> Iterator[str]:
+        for path, sent in _located("system", system or []):
+            text = self._text(path, sent, "system")
+            header = BILLING.match(text)
+            yield text[header.end() :] if header else text
+
+    def _add_question(self, role: str, turn: list[Sent]) -> None:
+        """A turn of the user, in which each result of a tool is a message of its own."""
+        texts: list[str] = []
+        told = False
+        for path, sent in turn:
+            block = self._read(path, sent, KINDS[role], "messages.content")
+            if isinstance(block, TextInput):
+                texts.append(block.text)
+            elif isinstance(block, ToolResultInput):
+                self._add_texts(role, texts)
+                texts, told = [], True
+                self.messages.append(self._result(path, block))
+        if texts or not told:
+            self._add_texts(role, texts or [""])
+
+    def _add_texts(self, role: str, texts: list[str]) -> None:
+        if texts:
+            self.messages.append({"role": role, "content": _parts(texts)})
+
+    def _result(self, path: str, block: ToolResultInput) -> dict[str, Any]:
+        located = _located(f"{path}.content", block.content or [])
+        texts = [self._text(place, sent, "messages.content.content") for place, sent in located]
+        if block.is_error:
+            texts[:1] = [ERROR + "".join(texts[:1])]
+        message = {
+            "role": "tool",
+            "tool_call_id": block.tool_use_id,
+            "content": _parts(texts or [""]),
+        }
+        if name := self._names.get(block.tool_use_id):
+            message["name"] = name
+        return message
+
+    def _add_answer(self, turn: list[Sent]) -> None:
+        """A turn of the assistant, of which the model wrote the texts without a gap."""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for path, sent in turn:
+            match self._read(path, sent, KINDS["assistant"], "messages.content"):
+                case TextInput(text=text):
+                    texts.append(text)
+                case ThinkingInput(thinking=thought):
+                    thoughts.append(thought)
+                case ToolUseInput(id=id, name=name, input=arguments):
+                    self._names[id] = name
+                    function = {"name": name, "arguments": arguments}
+                    calls.append({"id": id, "type": "function", "function": function})
+                case RedactedThinkingInput():
+                    self.ignored.add("messages.content.redacted_thinking")
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+        if thoughts:
+            message["reasoning"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        self.messages.append(message)
+
+    def _check_beginning(self, index: int) -> None:
+        """Only text can be continued; without any the answer begins anew."""
+        last, path = self.messages[-1], f"messages.{index}.content"
+        if "tool_calls" in last:
+            message = f"{path} ends with a tool_use, which a tool_result must follow"
+            raise invalid(path, message)
+        if not last["content"]:
+            if "reasoning" in last:
+                message = f"{path} has only thinking: the last message must have text to continue"
+                raise invalid(path, message)
+            self.messages.pop()
+            self.continued = False
+
+    def _text(self, path: str, sent: dict[str, Any], where: str) -> str:
+        block = self._read(path, sent, TEXT, where)
+        assert isinstance(block, TextInput)
+        return block.text
+
+    def _read(self, path: str, sent: dict[str, Any], kinds: Kinds, where: str) -> msgspec.Struct:
+        kind = sent.get("type")
+        type_ = kinds.get(kind) if isinstance(kind, str) else None
+        if type_ is None:
+            raise _refused(path, kind, kinds)
+        block = converted(sent, type_, path)
+        self.ignored.update(unknown(sent, type_, where))
+        return block
+
+
+def converted(sent: dict[str, Any], type_: type[T], path: str) -> T:
+    """``sent``, which stands at ``path``, as ``type_``.
+
+    Raises:
+        ApiError: 400, a field is missing or of another type.
+    """
+    try:
+        return msgspec.convert(sent, type_)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise invalid_json(error, path) from error
+
+
+def unknown(sent: Mapping[str, Any], type_: type[msgspec.Struct], where: str) -> Iterator[str]:
+    """The fields of ``sent`` that ``type_`` does not have, with ``where`` before them."""
+    for name, value in sent.items():
+        if name not in type_.__struct_fields__ and value is not None:
+            yield f"{where}.{name}"
+
+
+def _turns(messages: list[InputMessage]) -> Iterator[tuple[str, list[Sent]]]:
+    """The blocks of all neighbours of one role."""
+    turn: list[Sent] = []
+    for index, message in enumerate(messages):
+        if index and message.role != messages[index - 1].role:
+            yield messages[index - 1].role, turn
+            turn = []
+        turn += _located(f"messages.{index}.content", message.content)
+    if messages:
+        yield messages[-1].role, turn
+
+
+def _located(path: str, content: str | list[dict[str, Any]]) -> list[Sent]:
+    if isinstance(content, str):
+        return [(path, {"type": "text", "text": content})]
+    return [(f"{path}.{index}", block) for index, block in enumerate(content)]
+
+
+def _parts(texts: list[str]) -> str | list[dict[str, str]]:
+    """What a message says: how several texts are joined is the template's to know."""
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _refused(path: str, kind: object, kinds: Kinds) -> ApiError:
+    param = f"{path}.type"
+    if kind is None:
+        return invalid(param, f"{param} is required", "missing_required_parameter")
+    if not isinstance(kind, str):
+        return invalid(param, f"{param} must be a string", "invalid_type")
+    hint = HINTS.get(kind)
+    message = f"{param}: {kind[:64]!r} is not taken here; it may be {', '.join(kinds)}"
+    return ApiError(
+        status=400,
+        message=f"{message}. {hint}" if hint else f"{message}.",
+        param=param,
+        code="unsupported_value",
+    )

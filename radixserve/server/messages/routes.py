@@ -1,0 +1,123 @@
+"""``POST /v1/messages`` and ``POST /v1/messages/count_tokens``: Anthropic's API."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.server.answer import headers_of
+from radixserve.server.conversation import check_messages, prepared, rendered
+from radixserve.server.errors import ApiError
+from radixserve.server.fields import ignored_header, triage
+from radixserve.server.limits import decode, read_body
+from radixserve.server.messages.answer import MessageAnswer
+from radixserve.server.messages.errors import error_body
+from radixserve.server.messages.request import REFUSED, Asked, asked, own_names
+from radixserve.server.messages.wire import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessagesRequest,
+    News,
+    Ping,
+)
+from radixserve.server.parameters import check_model
+from radixserve.server.service import Deltas, Service, until_gone
+from radixserve.server.sse import EventStream, Framing, event
+from radixserve.server.tokenize import LONGEST_TEXT
+from radixserve.server.wire import invalid
+from radixserve.tokens import count
+
+T = TypeVar("T", bound=CountTokensRequest)
+
+
+async def create_message(request: Request) -> Response:
+    service: Service = request.app.state.service
+    fields, wanted = await _read(request, MessagesRequest)
+    identity = f"msg_{uuid.uuid4().hex}"
+    with own_names():
+        conversation = await prepared(service, wanted.chat, request.headers, identity)
+    ignored = [*wanted.ignored, *wanted.renamed(conversation.ignored)]
+    headers = headers_of(service, conversation.request, ignored)
+    answer = MessageAnswer(
+        identity,
+        conversation,
+        service.frontend.card,
+        request.state.tally,
+        max_tokens=fields.max_tokens,
+    )
+    deltas = _own(service.answers([conversation.request], request.state.visit))
+    if fields.stream:
+        events = _events(answer.news(deltas))
+        return EventStream(events, service.settings, headers, _framing(request))
+    whole = await until_gone(request.receive, answer.whole(deltas))
+    return Response(msgspec.json.encode(whole), headers=headers, media_type="application/json")
+
+
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of such a message has, also where they are too many."""
+    service: Service = request.app.state.service
+    _, wanted = await _read(request, CountTokensRequest)
+    found, ignored = await service.text_work(partial(_counted, service, wanted))
+    headers = ignored_header([*wanted.ignored, *wanted.renamed(ignored)])
+    body = msgspec.json.encode(CountTokensResponse(found))
+    return Response(body, headers=headers, media_type="application/json")
+
+
+async def _read(request: Request, type_: type[T]) -> tuple[T, Asked]:
+    """The body, and what it comes to.
+
+    Raises:
+        ApiError: 400, a field cannot be; 404, the model is another; 413 and 415, the body.
+    """
+    service: Service = request.app.state.service
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, type_, service.large_bodies)
+    ignored = triage(raws, type_, REFUSED)
+    check_model(fields.model, service.frontend.card)
+    wanted = await service.text_work(partial(asked, fields, raws, service.dialect))
+    return fields, msgspec.structs.replace(wanted, ignored=[*ignored, *wanted.ignored])
+
+
+def _counted(service: Service, wanted: Asked) -> tuple[int, list[str]]:
+    """The tokens of the prompt, and the fields that have no effect on it."""
+    fields = wanted.chat
+    with own_names():
+        check_messages(fields.messages)
+        reading = service.dialect.reading(fields)
+        template_kwargs, ignored = service.dialect.template_kwargs(fields)
+        text = rendered(service, fields, reading, template_kwargs)
+    if len(text) > LONGEST_TEXT:
+        raise invalid("messages", f"messages must have at most {LONGEST_TEXT} characters")
+    tokens = service.frontend.tokenizer.encode(text, add_special_tokens=False, param="messages")
+    return count(tokens), ignored
+
+
+async def _own(deltas: Deltas) -> Deltas:
+    with own_names():
+        async with aclosing(deltas):
+            async for each in deltas:
+                yield each
+
+
+async def _events(news: AsyncGenerator[News, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(news):
+        async for each in news:
+            yield _event(each)
+
+
+def _event(news: News) -> bytes:
+    return event(news, str(news.__struct_config__.tag))
+
+
+def _framing(request: Request) -> Framing:
+    def failure(error: ApiError) -> bytes:
+        return b"event: error\ndata: " + error_body(error, request.scope) + b"\n\n"
+
+    return Framing(_event(Ping()), failure, b"")

@@ -1,0 +1,250 @@
+"""Requests and answers of Anthropic's Messages API as they travel."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from radixserve.server.wire import CacheFields
+
+
+class InputMessage(msgspec.Struct, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+    """Text, or blocks, which are one of the next."""
+
+
+class TextInput(msgspec.Struct, kw_only=True):
+    type: str
+    text: str
+
+
+class ToolUseInput(msgspec.Struct, kw_only=True):
+    type: str
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Any = None
+
+
+class ToolResultInput(msgspec.Struct, kw_only=True):
+    type: str
+    tool_use_id: str
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingInput(msgspec.Struct, kw_only=True):
+    type: str
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingInput(msgspec.Struct, kw_only=True):
+    type: str
+    data: str | None = None
+
+
+class ToolInput(msgspec.Struct, kw_only=True):
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoiceInput(msgspec.Struct, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    type: Literal["json_schema"]
+    schema: msgspec.Raw
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """What makes the prompt. None is always the same as absent."""
+
+    model: str | None = None
+    messages: list[InputMessage]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoiceInput | None = None
+    thinking: ThinkingSwitch | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Our own, as in chat completions."""
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    max_tokens: int
+    """0 fills the cache with the prompt and answers nothing."""
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    # What follows is our own, as in chat completions.
+    min_p: float | None = None
+    seed: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    cache: CacheFields | None = None
+    timeout: float | None = None
+
+
+class CountTokensResponse(msgspec.Struct):
+    input_tokens: int
+
+
+class DirectCaller(msgspec.Struct, frozen=True, tag_field="type", tag="direct"):
+    """Who calls a tool: the model itself, and no program that it wrote."""
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: DirectCaller = DirectCaller()
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class CacheCreation(msgspec.Struct, frozen=True):
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, frozen=True):
+    """The prompt has as many tokens as the first three together."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    cache_creation: CacheCreation
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
+    inference_geo: None = None
+
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class MessageObject(msgspec.Struct, tag_field="type", tag="message"):
+    id: str
+    model: str
+    usage: MessageUsage
+    content: list[Block] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    role: Literal["assistant"] = "assistant"
+    stop_details: None = None
+    container: None = None
+
+
+class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
+    message: MessageObject
+
+
+class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: Block
+
+
+class TextPiece(msgspec.Struct, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class ThinkingPiece(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignaturePiece(msgspec.Struct, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class InputPiece(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: TextPiece | ThinkingPiece | SignaturePiece | InputPiece
+
+
+class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class Stop(msgspec.Struct):
+    stop_reason: StopReason
+    stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
+
+
+class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
+    delta: Stop
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
+    pass
+
+
+class Ping(msgspec.Struct, tag_field="type", tag="ping"):
+    pass
+
+
+News = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
+"""The events of a stream, each named by its type."""
+
+
+class AnthropicModel(msgspec.Struct, frozen=True, tag_field="type", tag="model"):
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
+    lifecycle: Literal["active"] = "active"
+
+
+class AnthropicModels(msgspec.Struct, frozen=True):
+    data: list[AnthropicModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
