@@ -42,6 +42,15 @@ from radixserve.server.openapi import openapi
 from radixserve.server.page import files, page
 from radixserve.server.recording import Recorder
 from radixserve.server.request_id import RequestId
+from radixserve.server.responses.create import count_input_tokens, create_response
+from radixserve.server.responses.routes import (
+    cancel_response,
+    compact_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
+from radixserve.server.responses.store import Responses
 from radixserve.server.service import Service, Settings
 from radixserve.server.tally import CLIENT_GONE
 from radixserve.server.tenants import admin
@@ -90,6 +99,13 @@ TENANTS: list[BaseRoute] = [
     _limited("/v1/embeddings", embeddings, "embeddings"),
     _limited("/v1/messages", create_message, "chat"),
     _limited("/v1/messages/count_tokens", count_tokens, "chat"),
+    _limited("/v1/responses", create_response, "chat"),
+    _limited("/v1/responses/input_tokens", count_input_tokens, "chat"),
+    _post("/v1/responses/compact", compact_response, "chat"),
+    _get("/v1/responses/{id}", get_response, "chat"),
+    _route("/v1/responses/{id}", delete_response, "chat", "DELETE"),
+    _post("/v1/responses/{id}/cancel", cancel_response, "chat"),
+    _get("/v1/responses/{id}/input_items", list_input_items, "chat"),
     _limited("/generate", generate, "completions"),
     _limited("/tokenize", tokenize, "tokenize"),
     _limited("/detokenize", detokenize, "tokenize"),
@@ -164,6 +180,8 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.responses = Responses()
+    service.tenants.forgetting.append(app.state.responses.forget)
     keep_batches(app, service)
     return app
 

@@ -111,13 +111,14 @@ class ChatAnswer:
     def _shown(self, news: list[TextDelta]) -> ChatLogprobs | None:
         if not self._logprobs:
             return None
-        return ChatLogprobs([_logprob(each) for delta in news for each in delta.logprobs])
+        return ChatLogprobs([token_logprob(each) for delta in news for each in delta.logprobs])
 
     def _told(self, news: list[TextDelta]) -> list[int] | UnsetType:
         return [each for delta in news for each in token_ids(delta)] if self._ids else UNSET
 
 
-def _logprob(chosen: TokenLogprob) -> TokenLogprobObject:
+def token_logprob(chosen: TokenLogprob) -> TokenLogprobObject:
+    """What is told of a token, and of its rivals."""
     return TokenLogprobObject(
         chosen.token,
         clipped(chosen.logprob),

@@ -119,9 +119,15 @@ IGNORED = frozenset(
 
 
 def triage(
-    raws: Raws, honoured: type[msgspec.Struct], refused: dict[str, tuple[object, ...]]
+    raws: Raws,
+    honoured: type[msgspec.Struct],
+    refused: dict[str, tuple[object, ...]],
+    hints: dict[str, str] = HINTS,
 ) -> list[str]:
     """The names of the fields that have no effect, in the order in which they were sent.
+
+    Args:
+        hints: what to do in place of sending a field that is refused.
 
     Raises:
         ApiError: 400, a field would change the answer in a way that is not built; it names it.
@@ -133,7 +139,7 @@ def triage(
         if name not in refused:
             ignored.append(name)
         elif not _neutral(raw, refused[name]):
-            hint = HINTS.get(name)
+            hint = hints.get(name)
             raise ApiError(
                 status=400,
                 message=f"{name} is not supported here." + (f" {hint}" if hint else ""),

@@ -13,7 +13,7 @@ from radixserve.server.errors import ApiError, invalid_json
 BODY_LIMIT = 32 * 2**20
 LARGE_BODY = 2**18
 """Bytes from which decoding would hold up the event loop for more than a few milliseconds."""
-BULK = ("messages", "system", "prompt", "input")
+BULK = ("messages", "system", "prompt", "input", "instructions")
 """Fields that may hold as many values as fit into the body."""
 MAX_COMMAS = 2**16
 """Commas outside of these, and so values beside them."""
@@ -32,6 +32,7 @@ class _Bulk(msgspec.Struct):
     system: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
+    instructions: msgspec.Raw = msgspec.Raw(b"")
     stop: msgspec.Raw = msgspec.Raw(b"")
     stop_token_ids: msgspec.Raw = msgspec.Raw(b"")
     logit_bias: msgspec.Raw = msgspec.Raw(b"")
@@ -110,7 +111,7 @@ def _check_values(body: bytes) -> None:
             )
         raise ApiError(
             status=400,
-            message="The body holds too many values besides messages, system and prompt.",
+            message="The body holds too many values besides the prompt itself.",
             param=largest if commas[largest] > besides // 2 else None,
             code="invalid_value",
         )

@@ -26,6 +26,13 @@ from radixserve.server.messages.wire import (
     MessagesRequest,
 )
 from radixserve.server.models import ModelList, ModelObject
+from radixserve.server.responses.wire import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseObject,
+    ResponsesRequest,
+)
 from radixserve.server.tenants.public import (
     PublicPrefixList,
     PublicPrefixObject,
@@ -47,6 +54,8 @@ BODIES: dict[str, Struct] = {
     "POST /v1/embeddings": EmbeddingRequest,
     "POST /v1/messages": MessagesRequest,
     "POST /v1/messages/count_tokens": CountTokensRequest,
+    "POST /v1/responses": ResponsesRequest,
+    "POST /v1/responses/input_tokens": ResponsesRequest,
     "POST /generate": GenerateRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
@@ -61,6 +70,12 @@ ANSWERS: dict[str, Struct] = {
     "POST /v1/embeddings": EmbeddingList,
     "POST /v1/messages": MessageObject,
     "POST /v1/messages/count_tokens": CountTokensResponse,
+    "POST /v1/responses": ResponseObject,
+    "POST /v1/responses/input_tokens": InputTokens,
+    "GET /v1/responses/{id}": ResponseObject,
+    "DELETE /v1/responses/{id}": DeletedResponse,
+    "POST /v1/responses/{id}/cancel": ResponseObject,
+    "GET /v1/responses/{id}/input_items": ItemList,
     "POST /tokenize": TokenizeResponse,
     "POST /detokenize": DetokenizeResponse,
     "POST /v1/batches": BatchObject,
@@ -72,7 +87,13 @@ ANSWERS: dict[str, Struct] = {
 }
 """What comes back with status 200, where it is more than a few words."""
 STREAMS = frozenset(
-    {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/messages", "POST /generate"}
+    {
+        "POST /v1/chat/completions",
+        "POST /v1/completions",
+        "POST /v1/messages",
+        "POST /v1/responses",
+        "POST /generate",
+    }
 )
 TEMPLATE = "#/components/schemas/{name}"
 REQUIRED = {"schema": {"type": "string"}, "in": "path", "required": True}

@@ -45,6 +45,8 @@ def _failure(error: ApiError) -> bytes:
 class Framing:
     """What one API's streams say beside their answers; by default OpenAI's completions."""
 
+    opening: bytes = b""
+    """Said as soon as it is certain that there will be a stream, be there news or not."""
     keep_alive: bytes = b": keep-alive\n\n"
     """Said after a silence."""
     failure: Callable[[ApiError], bytes] = _failure
@@ -141,5 +143,6 @@ class EventStream(Response):
                     }
                 )
                 self._started = True
+                data = self._framing.opening + data
             await send({"type": "http.response.body", "body": data, "more_body": True})
             self._last_sent = asyncio.get_running_loop().time()

@@ -120,4 +120,4 @@ def _framing(request: Request) -> Framing:
     def failure(error: ApiError) -> bytes:
         return b"event: error\ndata: " + error_body(error, request.scope) + b"\n\n"
 
-    return Framing(_event(Ping()), failure, b"")
+    return Framing(keep_alive=_event(Ping()), failure=failure, end=b"")

@@ -44,6 +44,8 @@ class Registry:
         self.declarations = Declarations()
         self.frontend: Frontend | None = None
         """The engine that is told of the tenants' terms."""
+        self.forgetting: list[Callable[[str], None]] = []
+        """Who else keeps something for tenants, to be told by name when it is to be forgotten."""
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -134,8 +136,10 @@ class Registry:
         self._tell()
         self.declarations.keep_of(self._may_publish)
         self._publish()
-        # Whoever gets a name that somebody had before gets nothing that was cached for them.
+        # Whoever gets a name that somebody had before gets nothing that was kept for them.
         for name in before.keys() ^ roster.tenants.keys():
+            for forget in self.forgetting:
+                forget(name)
             if self.frontend is not None:
                 with contextlib.suppress(EngineDeadError):  # and its cache with it
                     await self.frontend.reset_prefix_cache(name)

@@ -29,15 +29,23 @@ from tests.server.asking import error_of, events
 from tests.server.messages.asking import PATH as MESSAGES
 from tests.server.messages.asking import accumulated
 from tests.server.messages.asking import error_of as anthropic_error_of
+from tests.server.responses.told import PATH as RESPONSES
+from tests.server.responses.told import events as told
 from tests.server.stack import CHAT, COMPLETIONS, Stack, cached, said, stack
 from tests.server.tenants.people import FILE, KEYS, bearer, registry, write
 
 LONG = "The same words, which nobody else may find, and which go on for a while."
 GENERATE = "/generate"
-ROUTES = [COMPLETIONS, CHAT, MESSAGES, GENERATE]
+ROUTES = [COMPLETIONS, CHAT, MESSAGES, RESPONSES, GENERATE]
 HANG = 60.0
 """Seconds; what takes longer is taken for a hang."""
-NOT_GENERATING = {"/tokenize", "/detokenize", "/v1/embeddings", "/v1/messages/count_tokens"}
+NOT_GENERATING = {
+    "/tokenize",
+    "/detokenize",
+    "/v1/embeddings",
+    "/v1/messages/count_tokens",
+    f"{RESPONSES}/input_tokens",
+}
 
 
 @asynccontextmanager
@@ -51,6 +59,8 @@ async def shared(
 def body(path: str, text: str = LONG, *, stream: bool = False, most: int = 2) -> dict[str, Any]:
     if path == GENERATE:
         return {"text": text, "sampling_params": {"max_new_tokens": most}, "stream": stream}
+    if path == RESPONSES:
+        return {"input": text, "max_output_tokens": most, "stream": stream}
     prompt: dict[str, Any] = {"prompt": text}
     if path in (CHAT, MESSAGES):
         prompt = {"messages": [{"role": "user", "content": text}]}
@@ -66,6 +76,9 @@ def reused(path: str, answer: httpx2.Response) -> int:
     if path == MESSAGES:
         message = accumulated(answer) if streamed else answer.json()
         return int(message["usage"]["cache_read_input_tokens"])
+    if path == RESPONSES:
+        response = told(answer)[-1]["response"] if streamed else answer.json()
+        return int(response["usage"]["input_tokens_details"]["cached_tokens"])
     last = events(answer)[-1] if streamed else answer.json()
     return int(last["meta_info"]["cached_tokens"])
 

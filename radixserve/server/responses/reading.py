@@ -1,0 +1,159 @@
+"""A request for a response, with what it goes on from, on its way to the engine."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from radixserve.errors import ContextLengthError, InvalidRequestError
+from radixserve.server.conversation import Conversation, prepared
+from radixserve.server.errors import ApiError, to_api_error
+from radixserve.server.fields import triage
+from radixserve.server.limits import decode, read_body
+from radixserve.server.responses.fields import RESPONSES_HINTS, RESPONSES_REFUSED, Asked
+from radixserve.server.responses.items import (
+    Script,
+    client_path,
+    item_id,
+    read_items,
+    resolved,
+)
+from radixserve.server.responses.store import Record, Responses
+from radixserve.server.responses.truncation import moved, shorter
+from radixserve.server.responses.wire import Item, ResponsesRequest
+from radixserve.server.service import Service
+from radixserve.server.wire import invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A request that the engine can be asked."""
+
+    id: str
+    """Of the response."""
+    fields: ResponsesRequest
+    asked: Asked
+    items: list[Item]
+    """Of its input, each with an id."""
+    conversation: Conversation
+    ignored: list[str]
+    """Fields that have no effect."""
+    reworded: Callable[[Exception], Exception]
+    """An error as the client knows its own fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What can be known of a request without the model."""
+
+    asked: Asked
+    items: list[Item]
+    ignored: list[str]
+    paths: dict[str, str]
+    """What the client calls the parts of the chat request."""
+
+
+async def read(request: Request) -> Ready:
+    """The request, rendered and tokenized.
+
+    Raises:
+        ApiError: 400, a field cannot be; 404, what it goes on from is not stored.
+        RadixServeError: what ``prepared`` raises.
+    """
+    service: Service = request.app.state.service
+    store: Responses = request.app.state.responses
+    tenant = request.state.visit.tenant.name
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, ResponsesRequest, service.large_bodies)
+    ignored = triage(raws, ResponsesRequest, RESPONSES_REFUSED, RESPONSES_HINTS)
+    sent = _sent(fields)
+    if not isinstance(sent, str) and fields.truncation != "auto":
+        service.check_length(len(sent), "input", at_least=True)
+    service.check_load()
+    id = f"resp_{uuid.uuid4().hex}"
+    past = store.chain(tenant, fields.previous_response_id)
+    references = store.referred(tenant, _references(sent))
+    text = await service.text_work(partial(_text, fields, id, past, references))
+    reworded = partial(_reworded, text.paths)
+    try:
+        conversation = await _prepared(service, fields, text, request.headers, id)
+    except (ApiError, InvalidRequestError) as error:
+        raise reworded(error) from error
+    ignored += [*text.ignored, *(client_path(name, text.paths) for name in conversation.ignored)]
+    return Ready(id, fields, text.asked, text.items, conversation, ignored, reworded)
+
+
+async def _prepared(
+    service: Service, fields: ResponsesRequest, text: Text, headers: Headers, id: str
+) -> Conversation:
+    """The conversation, without its oldest turns if that is wanted and it is too long."""
+    chat = text.asked.chat
+    try:
+        return await prepared(service, chat, headers, id)
+    except ContextLengthError as error:
+        if fields.truncation != "auto":
+            raise
+        paths = dict(text.paths)
+        for gone, messages in shorter(chat.messages, error):
+            chat.messages = messages
+            text.paths.clear()
+            text.paths.update(moved(paths, gone))
+            try:
+                return await prepared(service, chat, headers, id)
+            except ContextLengthError as again:
+                error = again
+        raise error
+
+
+def _sent(fields: ResponsesRequest) -> str | list[dict[str, Any]]:
+    """``input``, which may be left out where there is something to go on from."""
+    if fields.input is not None:
+        return fields.input
+    if fields.previous_response_id is None:
+        raise invalid("input", "input is required", "missing_required_parameter")
+    return []
+
+
+def _references(sent: str | list[dict[str, Any]]) -> list[str]:
+    found = [] if isinstance(sent, str) else [each for each in sent if _refers(each)]
+    return [each["id"] for each in found]
+
+
+def _refers(item: dict[str, Any]) -> bool:
+    return item.get("type") == "item_reference" and isinstance(item.get("id"), str)
+
+
+def _text(fields: ResponsesRequest, id: str, past: list[Record], references: list[Record]) -> Text:
+    """O(the conversation), so that it is for a thread.
+
+    Raises:
+        ApiError: 400, a field cannot be; 404, a reference leads nowhere.
+    """
+    sent = _sent(fields)
+    given, ignored = read_items(sent)
+    known = {item.id: item for record in references for item in record.items() if item.id}
+    items = resolved(given, known)
+    script = Script(fields.instructions)
+    for record in past:
+        script.extend(record.items(), lambda _: "previous_response_id")
+    script.extend(items, lambda place: "input" if isinstance(sent, str) else f"input.{place}")
+    for place, item in enumerate(items):
+        item.id = item_id(type(item), id, place)
+    asked = Asked(fields, script.messages)
+    return Text(asked, items, [*ignored, *asked.ignored], {**asked.paths, **script.paths})
+
+
+def _reworded(paths: dict[str, str], error: Exception) -> Exception:
+    """``error`` with the fields as the client calls them."""
+    if not isinstance(error, ApiError | InvalidRequestError) or error.param is None:
+        return error
+    param, message = client_path(error.param, paths), error.message
+    if message.startswith(error.param):
+        message = param + message.removeprefix(error.param)
+    return replace(to_api_error(error), message=message, param=param)

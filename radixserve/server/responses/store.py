@@ -1,0 +1,159 @@
+"""Responses that can be asked for again, or gone on from, each by its tenant alone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from radixserve.server.errors import ApiError
+from radixserve.server.responses.items import response_of
+from radixserve.server.responses.wire import Item, ResponseObject
+
+if TYPE_CHECKING:
+    from radixserve.server.responses.live import Live
+
+MOST = 10_000
+"""Responses of all tenants together."""
+MOST_BYTES = 256 * 2**20
+OVERHEAD = 512
+"""Bytes that a record takes beside its texts."""
+
+
+class _Said(msgspec.Struct):
+    """What of a response the next one builds on."""
+
+    output: list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One response as JSON, which is the form in which it takes the least memory."""
+
+    response: bytes
+    input: bytes
+    """The items that it came with, without those of earlier responses."""
+    previous: str | None
+
+    @classmethod
+    def of(cls, response: ResponseObject, items: list[Item]) -> Record:
+        encode = msgspec.json.encode
+        return cls(encode(response), encode(items), response.previous_response_id)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.response) + len(self.input) + OVERHEAD
+
+    def asked(self) -> list[Item]:
+        """The items of its input."""
+        return msgspec.json.decode(self.input, type=list[Item])
+
+    def items(self) -> list[Item]:
+        """Those of its input, and then what was said."""
+        return self.asked() + msgspec.json.decode(self.response, type=_Said).output
+
+
+class Responses:
+    """What is stored, and what runs. Belongs to the event loop.
+
+    Both bounds hold for all tenants together. Over one of them, the tenant that holds the most
+    gives up what it has not used for the longest time; so nobody can push out a small one's.
+    """
+
+    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES):
+        self._most, self._most_bytes = most, most_bytes
+        self._records: dict[str, OrderedDict[str, Record]] = {}
+        """By tenant; each one's by id, the least recently used first."""
+        self._bytes: dict[str, int] = {}
+        self._live: dict[tuple[str, str], Live] = {}
+
+    def __len__(self) -> int:
+        return sum(len(each) for each in self._records.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that is stored. O(tenants)."""
+        return sum(self._bytes.values())
+
+    def begin(self, tenant: str, live: Live) -> None:
+        """From now on ``live`` can be asked for, and cancelled."""
+        self._live[tenant, live.turn.response.id] = live
+
+    def live(self, tenant: str, id: str) -> Live | None:
+        """The response with this id, while it runs."""
+        return self._live.get((tenant, id))
+
+    def finish(self, tenant: str, live: Live) -> None:
+        """It runs no more. What has ended is stored, if it is to be."""
+        response = live.turn.response
+        self._live.pop((tenant, response.id), None)
+        if live.wanted and not live.turn.running:
+            self.put(tenant, response.id, Record.of(response, live.items))
+
+    def put(self, tenant: str, id: str, record: Record) -> None:
+        """Store ``record``, if it is not too large by itself. O(what has to go · tenants)."""
+        self.remove(tenant, id)
+        self._records.setdefault(tenant, OrderedDict())[id] = record
+        self._bytes[tenant] = self._bytes.get(tenant, 0) + record.size
+        while len(self) > self._most or self.size > self._most_bytes:
+            largest = max(self._bytes, key=lambda name: self._bytes[name])
+            self.remove(largest, next(iter(self._records[largest])))
+
+    def get(self, tenant: str, id: str) -> Record | None:
+        """The record of a response that has ended; it counts as used. O(1)."""
+        records = self._records.get(tenant)
+        if records is None or id not in records:
+            return None
+        records.move_to_end(id)
+        return records[id]
+
+    def remove(self, tenant: str, id: str) -> bool:
+        """Forget a response; whether there was one. O(1)."""
+        records = self._records.get(tenant)
+        record = records.pop(id, None) if records else None
+        if record is None:
+            return False
+        self._bytes[tenant] -= record.size
+        if not records:
+            del self._records[tenant], self._bytes[tenant]
+        return True
+
+    def forget(self, tenant: str) -> None:
+        """Everything of one tenant; what still runs is not found any more, and not stored."""
+        self._records.pop(tenant, None)
+        self._bytes.pop(tenant, None)
+        for owner, id in list(self._live):
+            if owner == tenant:
+                self._live.pop((owner, id)).wanted = False
+
+    def chain(self, tenant: str, last: str | None) -> list[Record]:
+        """A response and all those that it went on from, the first one first. O(their number).
+
+        Raises:
+            ApiError: 404, one of them is not stored.
+        """
+        chain: list[Record] = []
+        at = last
+        while at is not None:
+            record = self.get(tenant, at)
+            if record is None:
+                what = "is not stored here" if at == last else f"goes on from {at!r}, which is gone"
+                raise ApiError(
+                    status=404,
+                    message=f"The response {(last or '')[:100]!r} {what}. Send the whole "
+                    "conversation as input instead.",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            chain.append(record)
+            at = record.previous
+        return chain[::-1]
+
+    def referred(self, tenant: str, ids: Iterable[str]) -> list[Record]:
+        """The stored responses that items with these ids belong to."""
+        responses = {response_of(id) for id in ids}
+        return [record for id in responses if id and (record := self.get(tenant, id))]
