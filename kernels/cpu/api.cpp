@@ -100,10 +100,12 @@ void multiply(int threads, const void* a, int64_t rows, const WeightPointers& we
               int64_t columns, int64_t depth, float* out) {
   const Packed<T> packed{weight.data, weight.scales, columns, depth};
   const int64_t stride = panels(columns) * PANEL;
+  std::vector<Left<T>> left(rows * depth);
+  copy_as(left.data(), static_cast<const T*>(a), rows * depth);
   Pool pool(threads);
   pool.run([&](int) {
-    product(pool, static_cast<const T*>(a), depth, rows, packed,
-            [&](int64_t row, int64_t column, f32x16 values) {
+    product(pool, left.data(), depth, rows, packed,
+            [&](int64_t row, int64_t column, Floats values) {
               store(out + row * stride + column, values);
             });
   });

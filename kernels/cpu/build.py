@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,8 @@ FLAGS = (
     "-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread",
     "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 )  # fmt: skip
+MORE_FLAGS = "RADIXSERVE_CXXFLAGS"
+"""Of the environment: the flags there follow ours. ``-mno-avx512f`` makes what AVX2 would get."""
 LIMIT = 600
 """Seconds that a compiler may take."""
 
@@ -36,23 +39,24 @@ def load(cache: Path, say: Callable[[str], None]) -> ctypes.CDLL:
     written, they are compiled for this process alone.
 
     Raises:
-        KernelsError: no compiler, or one that fails.
+        KernelsError: no compiler, or one that fails; ``MORE_FLAGS`` that are none.
     """
     compiler = _compiler()
-    name = f"kernels-{_key(compiler)}.so"
+    command = [compiler, *FLAGS, *_more_flags()]
+    name = f"kernels-{_key(command)}.so"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{name}.lock"):
             if (cache / name).exists():
                 with contextlib.suppress(OSError):  # damaged: made anew
                     return ctypes.CDLL(str(cache / name))
-            _compile(compiler, cache / name, say)
+            _compile(command, cache / name, say)
             return _open(cache / name)
     except OSError as error:
         say(f"the kernels cannot be kept in {cache} ({error}); they are compiled for this run only")
     with tempfile.TemporaryDirectory(prefix="radixserve-kernels-") as folder:
         made = Path(folder) / name
-        _compile(compiler, made, say)
+        _compile(command, made, say)
         return _open(made)
 
 
@@ -68,12 +72,21 @@ def _compiler() -> str:
     )
 
 
-def _key(compiler: str) -> str:
+def _more_flags() -> list[str]:
+    flags = os.environ.get(MORE_FLAGS, "")
+    try:
+        return shlex.split(flags)
+    except ValueError as error:
+        raise KernelsError(f"{MORE_FLAGS} cannot be read ({error}): {flags}") from error
+
+
+def _key(command: list[str]) -> str:
     """What the result depends on: the sources, the compiler, and this machine's instructions."""
+    compiler, *flags = command
     digest = hashlib.sha256()
     for source in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
         digest.update(source.name.encode() + source.read_bytes())
-    digest.update(" ".join(FLAGS).encode() + _version(compiler).encode())
+    digest.update(" ".join(flags).encode() + _version(compiler).encode())
     digest.update(_processor().encode())
     return digest.hexdigest()[:20]
 
@@ -97,12 +110,13 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
 
 
-def _compile(compiler: str, target: Path, say: Callable[[str], None]) -> None:
+def _compile(command: list[str], target: Path, say: Callable[[str], None]) -> None:
+    compiler = command[0]
     say(f"compiling the CPU kernels with {compiler} (once, some 30 seconds)")
     # Compiled beside its place and moved there whole: nobody ever loads half a library.
     handle, made = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
-    command = [compiler, *FLAGS, "-o", made, str(SOURCES / "api.cpp")]
+    command = [*command, "-o", made, str(SOURCES / "api.cpp")]
     try:
         shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
         if shown.returncode:

@@ -45,35 +45,39 @@ inline float encode(Code code, const T* from, int64_t size, uint8_t* to) {
   return most / largest_of(code);
 }
 
-inline f32x16 to_floats(i32x16 values) {
+inline Floats to_floats(Ints values) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<f32x16>(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(values)));
+  return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(values)));
 #else
-  return __builtin_convertvector(values, f32x16);
+  return __builtin_convertvector(values, Floats);
 #endif
 }
 
-// Sixteen bytes as integers.
+// A vector of bytes as integers.
 template <bool SIGNED>
-inline i32x16 widen(const uint8_t* from) {
+inline Ints widen(const uint8_t* from) {
 #if defined(__AVX512F__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return reinterpret_cast<i32x16>(SIGNED ? _mm512_cvtepi8_epi32(bytes)
+  return reinterpret_cast<Ints>(SIGNED ? _mm512_cvtepi8_epi32(bytes)
                                          : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<Ints>(SIGNED ? _mm256_cvtepi8_epi32(bytes)
+                                       : _mm256_cvtepu8_epi32(bytes));
 #else
-  i32x16 wide;
+  Ints wide;
   for (int i = 0; i < LANES; ++i)
     wide[i] = SIGNED ? static_cast<int8_t>(from[i]) : static_cast<int32_t>(from[i]);
   return wide;
 #endif
 }
 
-// Sixteen codes as numbers, without their scale.
+// A vector of codes as numbers, without their scale.
 template <Code CODE>
-inline f32x16 decode(const uint8_t* from) {
+inline Floats decode(const uint8_t* from) {
   if constexpr (CODE == Code::int8) return to_floats(widen<true>(from));
-  const i32x16 wide = widen<false>(from);
-  const f32x16 size = as_floats((wide & 0x7f) << 20) * splat(0x1p120f);
+  const Ints wide = widen<false>(from);
+  const Floats size = as_floats((wide & 0x7f) << 20) * splat(0x1p120f);
   return as_floats(as_ints(size) | ((wide & 0x80) << 24));
 }
 
@@ -101,30 +105,30 @@ inline float of_sign_and_size(uint8_t code) {
   return code & 0x80 ? -size : size;
 }
 
-// Sixteen numbers whose sign and size are the lowest bits of `codes`.
-inline f32x16 signed_floats(i32x16 codes) {
+// Numbers whose sign and size are the lowest bits of `codes`.
+inline Floats signed_floats(Ints codes) {
   return as_floats(as_ints(to_floats(codes & 0x7f)) | (codes & 0x80) << 24);
 }
 
-// Sixteen units as they are multiplied with, without their scales.
-inline i32x16 load_units(const Coded<float>* from) {
+// A vector of units as they are multiplied with, without their scales.
+inline Ints load_units(const Coded<float>* from) {
   return as_ints(signed_floats(widen<false>(from->codes)));
 }
 
-inline i32x16 load_units(const Coded<bf16>* from) {
-  typedef uint16_t u16x16 __attribute__((vector_size(32)));
-  u16x16 pairs;
+inline Ints load_units(const Coded<bf16>* from) {
+  typedef uint16_t Pairs __attribute__((vector_size(2 * LANES)));
+  Pairs pairs;
   std::memcpy(&pairs, from, sizeof pairs);
-  const i32x16 both = __builtin_convertvector(pairs, i32x16);
+  const Ints both = __builtin_convertvector(pairs, Ints);
   // Up to 127 they are exact in the upper half of a float.
-  const i32x16 first = as_ints(signed_floats(both)) >> 16;
+  const Ints first = as_ints(signed_floats(both)) >> 16;
   return (first & 0xffff) | as_ints(signed_floats(both >> 8));
 }
 
 // `WIDTH` vectors of units, which lie side by side.
 template <int WIDTH, class Unit>
-inline void load_units(const Unit* from, i32x16 (&to)[WIDTH]) {
-#pragma GCC unroll 8
+inline void load_units(const Unit* from, Ints (&to)[WIDTH]) {
+#pragma GCC unroll 4
   for (int v = 0; v < WIDTH; ++v) to[v] = load_units(from + v * LANES);
 }
 
@@ -144,7 +148,7 @@ struct SizeBytes {
 inline const SizeBytes SIZE_BYTES;
 
 // The same, by looking up 64 codes at once.
-inline void load_units(const Coded<bf16>* from, i32x16 (&to)[2]) {
+inline void load_units(const Coded<bf16>* from, Ints (&to)[2]) {
   const auto look_up = [](const uint8_t* table, __m512i codes) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes,
                                     _mm512_load_si512(table + 64));
@@ -155,8 +159,8 @@ inline void load_units(const Coded<bf16>* from, i32x16 (&to)[2]) {
   const __m512i low = look_up(SIZE_BYTES.low, codes);
   const __m512i high =
       look_up(SIZE_BYTES.high, codes) | (codes & _mm512_set1_epi8(static_cast<char>(0x80)));
-  to[0] = reinterpret_cast<i32x16>(_mm512_unpacklo_epi8(low, high));
-  to[1] = reinterpret_cast<i32x16>(_mm512_unpackhi_epi8(low, high));
+  to[0] = reinterpret_cast<Ints>(_mm512_unpacklo_epi8(low, high));
+  to[1] = reinterpret_cast<Ints>(_mm512_unpackhi_epi8(low, high));
 }
 #endif
 

@@ -94,7 +94,7 @@ class Decoder {
       uint8_t* kv = static_cast<uint8_t*>(step.kv) + index * step.layer_bytes;
       const bool last = index + 1 == layers.size();
       attend(thread, step, layer, kv);
-      const T* attended = attended_.data();
+      const Left<T>* attended = attended_.data();
       if (last) {
         // Of the other tokens nothing is wanted any more: their keys and values are written.
         keep_sampled(step);
@@ -106,7 +106,7 @@ class Decoder {
                   layer.output_bias, residual);
       norm_rows(residual, tokens, layer.mlp_norm);
       twin_product(pool_, normed_.data(), shape_.hidden, tokens, layer.gate, layer.up,
-                   [&](int64_t row, int64_t column, f32x16 gate, f32x16 up) {
+                   [&](int64_t row, int64_t column, Floats gate, Floats up) {
                      store_as(&inner_[row * width(shape_.inner) + column], silu(gate) * up);
                    });
       add_product(inner_.data(), width(shape_.inner), tokens, layer.down, nullptr, residual);
@@ -114,7 +114,7 @@ class Decoder {
     }
     if (step.states) return keep_states(step);
     product(pool_, normed_.data(), shape_.hidden, step.samples, head_,
-            [&](int64_t row, int64_t column, f32x16 values) {
+            [&](int64_t row, int64_t column, Floats values) {
               store(step.logits + row * width(shape_.vocabulary) + column, values);
             });
   }
@@ -122,7 +122,7 @@ class Decoder {
   void attend(int thread, const Step& step, const Layer<T>& layer, uint8_t* kv) {
     const int64_t tokens = step.batch.tokens, stride = width(qkv_columns());
     product(pool_, normed_.data(), shape_.hidden, tokens, layer.qkv,
-            [&](int64_t row, int64_t column, f32x16 values) {
+            [&](int64_t row, int64_t column, Floats values) {
               if (layer.qkv_bias) values += load(layer.qkv_bias + column);
               store(&projected_[row * stride + column], values);
             });
@@ -164,14 +164,14 @@ class Decoder {
   }
 
   float rms_share(const float* from, int64_t size) const {
-    f32x16 squares = splat(0.0f);
+    Floats squares = splat(0.0f);
     for (int64_t i = 0; i < size; i += LANES) squares += load(from + i) * load(from + i);
     return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + shape_.norm_epsilon);
   }
 
   // Root-mean-square norm (Zhang and Sennrich, 2019) of one row into row `to` of `normed_`.
   void normalize(const float* from, const float* weight, int64_t to) {
-    const f32x16 share = splat(rms_share(from, shape_.hidden));
+    const Floats share = splat(rms_share(from, shape_.hidden));
     for (int64_t i = 0; i < shape_.hidden; i += LANES)
       store_as(&normed_[to * shape_.hidden + i], load(from + i) * share * load(weight + i));
   }
@@ -182,10 +182,10 @@ class Decoder {
     });
   }
 
-  void add_product(const T* a, int64_t stride, int64_t tokens, const Packed<T>& weight,
+  void add_product(const Left<T>* a, int64_t stride, int64_t tokens, const Packed<T>& weight,
                    const float* bias, float* residual) {
     const int64_t to = width(shape_.hidden);
-    product(pool_, a, stride, tokens, weight, [&](int64_t row, int64_t column, f32x16 values) {
+    product(pool_, a, stride, tokens, weight, [&](int64_t row, int64_t column, Floats values) {
       if (bias) values += load(bias + column);
       float* sum = residual + row * to + column;
       store(sum, load(sum) + values);
@@ -202,6 +202,12 @@ class Decoder {
     }
   }
 
+  // One head's floats as E.
+  template <class E>
+  void put(E* to, const float* from) const {
+    for (int64_t d = 0; d < shape_.head_dim; d += LANES) store_as(to + d, load(from + d));
+  }
+
   // Rotate one token's queries and keys and put its keys and values into their slots.
   void place(const Step& step, const Layer<T>& layer, uint8_t* kv, int64_t token, float* row) {
     const int64_t dim = shape_.head_dim;
@@ -216,12 +222,13 @@ class Decoder {
         const float share = rms_share(from, dim);
         for (int64_t d = 0; d < dim; ++d) from[d] *= share * norm[d];
       }
-      T* to = is_query ? &query_[(token * shape_.heads + head) * dim] : key;
       if (layer.rotates) rotate(from, cosines, sines);
-      for (int64_t d = 0; d < dim; d += LANES) store_as(to + d, load(from + d));
-      if (is_query) continue;
-      const float* values = from + shape_.kv_heads * dim;
-      for (int64_t d = 0; d < dim; d += LANES) store_as(value + d, load(values + d));
+      if (is_query) {
+        put(&query_[(token * shape_.heads + head) * dim], from);
+        continue;
+      }
+      put(key, from);
+      put(value, from + shape_.kv_heads * dim);
       append(kv, kv_, step.pages[token], step.offsets[token], head - shape_.heads, key, value);
     }
   }
@@ -234,7 +241,7 @@ class Decoder {
   const float* norm_;
   Attention<T> attention_;
   std::vector<float> residual_, kept_, projected_;
-  std::vector<T> normed_, query_, attended_, inner_;
+  std::vector<Left<T>> normed_, query_, attended_, inner_;
 };
 
 }  // namespace radix

@@ -21,7 +21,7 @@
 
 namespace radix {
 
-constexpr int TILE_TOKENS = LANES;
+constexpr int TILE_TOKENS = 16;
 constexpr int BLOCK_TILES = 16;
 constexpr int BLOCK_TOKENS = BLOCK_TILES * TILE_TOKENS;
 
@@ -108,6 +108,11 @@ struct Block {
   int tiles;
   const float* key_scales = nullptr;  // [BLOCK_TOKENS], or none
   const float* value_scales = nullptr;
+
+  // Where the keys of tokens [first, first + LANES), a vector of them, begin.
+  const uint32_t* keys_from(int first) const {
+    return keys[first / TILE_TOKENS] + first % TILE_TOKENS;
+  }
 };
 
 // Where `find_block` puts what cannot be read in place.

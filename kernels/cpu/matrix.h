@@ -1,10 +1,10 @@
 // Products of activations with packed weights: from one row, where reading the weights is all the
 // time, to hundreds, where the multipliers are.
 //
-// A weight of N columns and depth K is cut into panels of 32 columns. A panel holds, for each unit
-// of depth, the units of its columns side by side, so that a tile reads it from front to end. Each
-// element of a product is summed over the depth in one order, whatever the number of rows: it does
-// not depend on what else is in the batch.
+// A weight of N columns and depth K is cut into panels as wide as a tile of registers: 32 columns
+// with AVX-512, 16 with AVX2. A panel holds, for each unit of depth, the units of its columns side
+// by side, so that a tile reads it from front to end. Each element of a product is summed over the
+// depth in one order, whatever the number of rows: it does not depend on what else is in the batch.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,14 @@
 
 namespace radix {
 
-constexpr int PANEL = 2 * LANES;
+constexpr int TILE_WIDTH = 2;  // vectors beside each other in a tile
+constexpr int PANEL = TILE_WIDTH * LANES;
+constexpr int PADDED = 32;  // columns are padded to a multiple of it, whatever a panel holds
 constexpr int LINE = 64;  // bytes that are fetched at once
 
-inline int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
+inline int64_t panels(int64_t columns) {
+  return (columns + PADDED - 1) / PADDED * (PADDED / PANEL);
+}
 
 // Weights are kept in units of T, or as codes with one scale a column (`scales`), which become
 // units in the registers of whoever multiplies with them.
@@ -38,7 +42,7 @@ struct Packed {
     else body(static_cast<const uint32_t*>(data));
   }
 
-  f32x16 scaled(int64_t column, f32x16 values) const {
+  Floats scaled(int64_t column, Floats values) const {
     return scales ? values * load(scales + column) : values;
   }
 
@@ -74,54 +78,38 @@ void pack_codes(const T* from, int64_t columns, int64_t depth, uint8_t* to, floa
   pack(codes.data(), columns, depth, PAIR<T>, to);
 }
 
-// out[r][v] = rows r of `a` times 16 v .. 16 v + 15 of each step's `WIDTH` vectors at `b`.
-// With FETCH, what lies `ahead` units behind is brought into the cache meanwhile. Compiled once for
-// all products.
-template <class T, int ROWS, int WIDTH, bool FETCH, class Unit>
-__attribute__((noinline)) void tile(const T* const* a, const Unit* b, int64_t steps, int64_t ahead,
-                                    f32x16 (&out)[ROWS][WIDTH]) {
-  f32x16 acc[ROWS][WIDTH];
+// out[r] = row r of `a` times the panel `b`. With FETCH, what lies `ahead` units behind is brought
+// into the cache meanwhile. Compiled once for all products.
+template <class T, int ROWS, bool FETCH, class Unit>
+__attribute__((noinline)) void tile(const Left<T>* const* a, const Unit* b, int64_t steps,
+                                    int64_t ahead, Floats (&out)[ROWS][TILE_WIDTH]) {
+  Floats acc[ROWS][TILE_WIDTH];
   for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < WIDTH; ++v) acc[r][v] = splat(0.0f);
-  for (int64_t step = 0; step < steps; ++step, b += WIDTH * LANES) {
-    i32x16 many[WIDTH];
+    for (int v = 0; v < TILE_WIDTH; ++v) acc[r][v] = splat(0.0f);
+  for (int64_t step = 0; step < steps; ++step, b += PANEL) {
+    Ints many[TILE_WIDTH];
     load_units(b, many);
     if constexpr (FETCH)
-      for (size_t at = 0; at < WIDTH * LANES; at += LINE / sizeof(Unit)) prefetch(b + ahead + at);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-      const uint32_t one = unit_at(a[r] + step * PAIR<T>);
-#pragma GCC unroll 8
-      for (int v = 0; v < WIDTH; ++v) acc[r][v] = multiply_add<T>(acc[r][v], one, many[v]);
-    }
+      for (size_t at = 0; at < PANEL; at += LINE / sizeof(Unit)) prefetch(b + ahead + at);
+    multiply_add<T>(acc, many, [&](int r) { return a[r] + step * PAIR<T>; });
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < WIDTH; ++v) out[r][v] = acc[r][v];
+    for (int v = 0; v < TILE_WIDTH; ++v) out[r][v] = acc[r][v];
 }
 
-constexpr int TILE_ROWS = 12;
+constexpr int TILE_ROWS = ACCUMULATORS / TILE_WIDTH;
 constexpr int FEW_ROWS = 8;
-constexpr int BLOCK_ROWS = 8 * TILE_ROWS;
+constexpr int BLOCK_ROWS = 96;
+static_assert(BLOCK_ROWS % TILE_ROWS == 0);
 constexpr int64_t NEAR = 1024;  // units: 4 KB
 
 // Call `body<ROWS>()` with the number of rows as a constant, so that a tile stays in registers.
-template <class Body>
+template <int MOST, class Body>
 inline void with_rows(int64_t rows, Body body) {
-  switch (rows) {
-    case 1: return body.template operator()<1>();
-    case 2: return body.template operator()<2>();
-    case 3: return body.template operator()<3>();
-    case 4: return body.template operator()<4>();
-    case 5: return body.template operator()<5>();
-    case 6: return body.template operator()<6>();
-    case 7: return body.template operator()<7>();
-    case 8: return body.template operator()<8>();
-    case 9: return body.template operator()<9>();
-    case 10: return body.template operator()<10>();
-    case 11: return body.template operator()<11>();
-    default: return body.template operator()<12>();
-  }
+  if constexpr (MOST > 1)
+    if (rows < MOST) return with_rows<MOST - 1>(rows, body);
+  body.template operator()<MOST>();
 }
 
 // Call `body<ROWS, FETCH>(pointers to the rows, first row, ahead)` for even tiles of rows [first,
@@ -129,16 +117,16 @@ inline void with_rows(int64_t rows, Body body) {
 // the processor alone reads fastest. With more, the first tile fetches what it is about to read,
 // and the others, which find the panel in the cache, the next panel.
 template <class T, class Body>
-inline void in_tiles(const T* a, int64_t stride, int64_t first, int64_t last, int64_t panel_units,
-                     Body body) {
+inline void in_tiles(const Left<T>* a, int64_t stride, int64_t first, int64_t last,
+                     int64_t panel_units, Body body) {
   const bool few = last - first <= FEW_ROWS;
   for (int64_t ahead = NEAR; first < last; ahead = panel_units) {
     const int64_t left = last - first;
     const int64_t tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t count = (left + tiles - 1) / tiles;
-    const T* rows[TILE_ROWS];
+    const Left<T>* rows[TILE_ROWS];
     for (int64_t r = 0; r < count; ++r) rows[r] = a + (first + r) * stride;
-    with_rows(count, [&]<int ROWS>() {
+    with_rows<TILE_ROWS>(count, [&]<int ROWS>() {
       if (few) body.template operator()<ROWS, false>(rows, first, ahead);
       else body.template operator()<ROWS, true>(rows, first, ahead);
     });
@@ -157,23 +145,24 @@ void over_panels(Pool& pool, int64_t columns, int64_t rows, Each each) {
   });
 }
 
-// a [rows][stride] times `weight`: `put(row, column, values)` for each sixteen columns of a row.
+// a [rows][stride] times `weight`: `put(row, column, values)` for each vector of columns of a row.
 template <class T, class Put>
-void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<T>& weight,
+void product(Pool& pool, const Left<T>* a, int64_t stride, int64_t rows, const Packed<T>& weight,
              Put put) {
   const int64_t size = weight.panel_units(), steps = size / PANEL;
   weight.with_units([&](const auto* units) {
     over_panels(pool, weight.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
-      in_tiles(a, stride, first, last, size,
-               [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
-        f32x16 acc[ROWS][2];
-        tile<T, ROWS, 2, FETCH>(row, units + panel * size, steps, ahead, acc);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-          const int64_t column = panel * PANEL;
-          put(at + r, column, weight.scaled(column, acc[r][0]));
-          put(at + r, column + LANES, weight.scaled(column + LANES, acc[r][1]));
-        }
+      in_tiles<T>(a, stride, first, last, size,
+               [&]<int ROWS, bool FETCH>(const Left<T>* const* row, int64_t at, int64_t ahead) {
+        Floats acc[ROWS][TILE_WIDTH];
+        tile<T, ROWS, FETCH>(row, units + panel * size, steps, ahead, acc);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+          for (int v = 0; v < TILE_WIDTH; ++v) {
+            const int64_t column = panel * PANEL + v * LANES;
+            put(at + r, column, weight.scaled(column, acc[r][v]));
+          }
       });
     });
   });
@@ -181,19 +170,19 @@ void product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<
 
 // The same for two weights of one shape: `put(row, column, values of the first, of the second)`.
 template <class T, class Put>
-void twin_product(Pool& pool, const T* a, int64_t stride, int64_t rows, const Packed<T>& one,
+void twin_product(Pool& pool, const Left<T>* a, int64_t stride, int64_t rows, const Packed<T>& one,
                   const Packed<T>& other, Put put) {
   const int64_t size = one.panel_units(), steps = size / PANEL;
   one.with_units([&](const auto* ones) {
     const auto* others = static_cast<decltype(ones)>(other.data);
     over_panels(pool, one.columns, rows, [&](int64_t panel, int64_t first, int64_t last) {
-      in_tiles(a, stride, first, last, size,
-               [&]<int ROWS, bool FETCH>(const T* const* row, int64_t at, int64_t ahead) {
-        f32x16 left[ROWS][2], right[ROWS][2];
-        tile<T, ROWS, 2, FETCH>(row, ones + panel * size, steps, ahead, left);
-        tile<T, ROWS, 2, FETCH>(row, others + panel * size, steps, ahead, right);
+      in_tiles<T>(a, stride, first, last, size,
+               [&]<int ROWS, bool FETCH>(const Left<T>* const* row, int64_t at, int64_t ahead) {
+        Floats left[ROWS][TILE_WIDTH], right[ROWS][TILE_WIDTH];
+        tile<T, ROWS, FETCH>(row, ones + panel * size, steps, ahead, left);
+        tile<T, ROWS, FETCH>(row, others + panel * size, steps, ahead, right);
         for (int r = 0; r < ROWS; ++r)
-          for (int v = 0; v < 2; ++v) {
+          for (int v = 0; v < TILE_WIDTH; ++v) {
             const int64_t column = panel * PANEL + v * LANES;
             put(at + r, column, one.scaled(column, left[r][v]), other.scaled(column, right[r][v]));
           }

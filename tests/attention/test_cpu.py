@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from radixserve.attention import cpu
 from radixserve.attention.arrays import paged_batch
 from radixserve.attention.backend import AttentionBackend
-from radixserve.attention.cpu import CpuAttention, kernels
+from radixserve.attention.cpu import CpuAttention
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.kernels.cpu.weights import PageForm
 from radixserve.scheduling.plan import Row, StepPlan
@@ -22,7 +23,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 LAYER = 1
 
 pytestmark = pytest.mark.skipif(
-    kernels() is None, reason="there is no C++ compiler to make the native kernels with"
+    cpu.kernels() is None, reason="there is no C++ compiler to make the native kernels with"
 )
 
 
@@ -100,7 +101,7 @@ class World:
         return PageForm(self.page_size, self.kv_heads, self.dim, self.dtype, code)
 
     def backends(self, *, threads: int = 2, together: bool = True) -> list[AttentionBackend]:
-        native = kernels()
+        native = cpu.kernels()
         assert native is not None, "this test needs a C++ compiler"
         return [
             ReferenceAttention(self.empty()),

@@ -68,11 +68,35 @@ def test_other_sources_are_compiled_anew(small: Path, tmp_path: Path):
 def test_another_machine_or_compiler_has_a_library_of_its_own(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    here = build._key("c++")
+    here = build._key(["c++"])
     monkeypatch.setattr(build, "_processor", lambda: "flags: sse2")
-    there = build._key("c++")
+    there = build._key(["c++"])
     monkeypatch.setattr(build, "_version", lambda compiler: "another")
-    assert len({here, there, build._key("c++")}) == 3
+    assert len({here, there, build._key(["c++"])}) == 3
+
+
+@COMPILES
+def test_flags_of_the_environment_make_a_library_of_their_own(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (small / "api.cpp").write_text('extern "C" int answer() { return ANSWER; }\n')
+    for answer in (1, 2, 1):
+        monkeypatch.setenv("RADIXSERVE_CXXFLAGS", f"-O1 -DANSWER={answer}")
+        assert build.load(tmp_path / "cache", lambda said: None).answer() == answer
+    assert len(list((tmp_path / "cache").glob("*.so"))) == 2
+
+
+@COMPILES
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [("'-O1", "RADIXSERVE_CXXFLAGS cannot be read"), ("-no-such-flag", "-no-such-flag")],
+)
+def test_flags_that_are_none_are_named(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, message: str
+):
+    monkeypatch.setenv("RADIXSERVE_CXXFLAGS", flags)
+    with pytest.raises(build.KernelsError, match=message):
+        build.load(tmp_path / "cache", lambda said: None)
 
 
 @COMPILES
