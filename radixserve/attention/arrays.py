@@ -56,7 +56,10 @@ class PagedBatch:
     append_offsets: torch.Tensor
     """int64 [T]: its place in that page."""
     sample_rows: torch.Tensor
-    """int64 [S]: which tokens are the last of a row that samples, in order of rows."""
+    """int64 [S]: which tokens are the last of a row that samples, in order of rows; then those that
+    score the next token of their prompt."""
+    scored: int = 0
+    """How many of these score."""
     unknown: Unknown | None = None
 
 
@@ -86,6 +89,11 @@ def paged_batch(plan: StepPlan, page_size: int) -> PagedBatch:
     token_ids = np.frombuffer(b"".join(tokens), np.dtype(">i4")).astype(np.int64)
     positions = np.arange(len(token_ids)) + np.repeat(starts - qo_indptr[:-1], counts)
     page_of_row = positions // page_size
+    scoring = [
+        np.arange(row.scores.start, row.scores.stop) - row.start + first
+        for row, first in zip(chunks, qo_indptr[plan.decoding : -1].tolist(), strict=True)
+        if row.scores
+    ]
     append_pages = kv_indices[page_of_row + np.repeat(kv_indptr[:-1], counts)]
     return PagedBatch(
         page_size=page_size,
@@ -97,7 +105,8 @@ def paged_batch(plan: StepPlan, page_size: int) -> PagedBatch:
         positions=torch.from_numpy(positions),
         append_pages=torch.from_numpy(append_pages.astype(np.int64)),
         append_offsets=torch.from_numpy(positions - page_of_row * page_size),
-        sample_rows=torch.from_numpy((qo_indptr[1:] - 1)[samples]),
+        sample_rows=torch.from_numpy(np.concatenate([(qo_indptr[1:] - 1)[samples], *scoring])),
+        scored=sum(map(len, scoring)),
     )
 
 

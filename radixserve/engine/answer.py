@@ -6,10 +6,18 @@ from msgspec.structs import replace
 
 from radixserve.engine.frontend import Alternative, TextDelta, TextRequest, TokenLogprob
 from radixserve.engine.messages import GenerationDelta, GenerationRequest, Usage
+from radixserve.errors import DeadlineError
 from radixserve.scheduling.plan import Sampled
 from radixserve.text.stop_strings import StopStrings
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import count
+
+
+def not_begun(request: TextRequest) -> DeadlineError:
+    """The time of ``request`` is over, and there is not a single token."""
+    return DeadlineError(
+        f"The answer had not begun after {request.timeout:g} seconds, the request's timeout."
+    )
 
 
 class Answer:
@@ -69,9 +77,10 @@ class Answer:
                 usage=delta.usage,
                 error=delta.error,
             )
-        shown = sampled
+        shown = listed = sampled
         if delta.stop_token is not None and not self._request.include_stop_str_in_output:
             shown = sampled[:-1]
+            listed = sampled if self._request.end_logprob else shown
         pieces = [self._stops.push(self._detokenizer.push(each.token)) for each in shown]
         finish, stop, error = delta.finish, delta.stop_token, delta.error
         if stop not in self._request.sampling.stop_token_ids:
@@ -87,7 +96,8 @@ class Answer:
             index=self.index,
             text="".join(pieces),
             tokens=tuple(each.token for each in shown),
-            logprobs=tuple(self._logprob(each) for each in shown) if wanted else (),
+            logprobs=tuple(self._logprob(each) for each in listed) if wanted else (),
+            prompt_logprobs=tuple(self._logprob(each) for each in delta.scored),
             finish=finish,
             end=delta.stop_token if len(shown) < len(sampled) else None,
             stop=self._stops.matched or stop,
@@ -112,8 +122,10 @@ class Answer:
             chosen.bytes,
             chosen.logprob,
             tuple(self._alternative(token, logprob) for token, logprob in sampled.top),
+            chosen.id,
+            sampled.rank,
         )
 
     def _alternative(self, token: int, logprob: float) -> Alternative:
         data = self._tokenizer.token_bytes(token)
-        return Alternative(data.decode("utf-8", "replace"), data, logprob)
+        return Alternative(data.decode("utf-8", "replace"), data, logprob, token)

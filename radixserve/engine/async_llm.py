@@ -81,6 +81,7 @@ class AsyncLLM(Asking):
             prefix_cache=self.config.prefix_cache,
             kv_cache_dtype=self.config.kv_cache_dtype,
             defaults=runner.info.sampling_defaults,
+            eos_token_ids=runner.info.eos_token_ids,
         )
         self._streams = Streams(
             tokenizer, self.config.max_num_seqs + self.config.max_queue, self._command

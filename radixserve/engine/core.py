@@ -62,8 +62,8 @@ class Launched(Protocol):
         """Whether another may be launched behind it before its tokens are known."""
 
     def collect(self) -> list[tuple[Sampled, ...]]:
-        """Wait for its end. One entry a row: empty if the row samples nothing, else its own token
-        and then those of its forks."""
+        """Wait for its end. One entry a row: its own token and then those of its forks, if it
+        samples, and then the tokens that it scores."""
 
 
 class Runner(Protocol):
@@ -162,6 +162,7 @@ class EngineCore:
                 deadline=request.deadline,
                 priority=request.priority,
                 sibling=request.sibling,
+                follows=request.follows,
                 # A mean is made of the hidden states of all tokens, and only KV is cached.
                 reuse=request.cache != "off" and sampling.pooling != "mean",
                 keep=request.cache == "on",

@@ -17,6 +17,7 @@ def delta_of(progress: Progress, waited: float | None = None) -> GenerationDelta
     return GenerationDelta(
         id=request.id,
         sampled=() if sampled is None or refused else (sampled,),
+        scored=tuple(progress.scored),
         finish=progress.finish,
         stop_token=_stop_token(progress),
         usage=_usage(request),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -33,12 +33,27 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of the vector that a prompt is pooled to; None where there can be none."""
     defaults: dict[str, float | int] = {}
     """Sampling defaults of the model's generation_config.json (temperature, top_p, ...)."""
+    eos_token_ids: frozenset[int] = frozenset()
+    """Tokens that end an answer."""
 
     @property
     def longest(self) -> int:
         """Tokens of the longest request that can ever run."""
         held = self.max_model_len if self.capacity is None else self.capacity
         return min(self.max_model_len, held)
+
+
+class Beams(msgspec.Struct, frozen=True, kw_only=True):
+    """How a beam search goes; the names and meanings are those of transformers."""
+
+    width: int
+    """Beams that are gone on with at once."""
+    length_penalty: float = 1.0
+    """The sum of an answer's logprobs is divided by its length to this power: above 0 long answers
+    are preferred."""
+    early_stopping: bool | Literal["never"] = False
+    """True: it ends with the first ``width`` answers; False: where better ones are unlikely, never:
+    where there can be none."""
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +65,17 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     n: int = 1
     """Answers to generate; the prompt is computed once."""
+    beams: Beams | None = None
+    """The answers are the best that a beam search finds, all told at its end; of ``sampling`` it
+    looks at ``max_tokens``, what ends an answer, and ``logprobs``."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     markers: tuple[str, ...] = ()
     """Texts whose special tokens are shown even so: whoever reads the answer needs them."""
+    end_logprob: bool = False
+    """A stop token that ends the answer has its logprob too, behind those of ``TextDelta.tokens``,
+    although it is not shown."""
     continuation: bool = False
     """The answer is put behind the prompt's text: a space that it begins with is meant."""
     namespace: bytes = b""
@@ -72,15 +93,19 @@ class Alternative(msgspec.Struct, frozen=True):
     token: str
     bytes: bytes
     logprob: float
+    id: int = -1
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A chosen token and its likeliest rivals, best first."""
+    """A chosen token, or one of the prompt, and its likeliest rivals, best first."""
 
     token: str
     bytes: bytes
     logprob: float
     top: tuple[Alternative, ...] = ()
+    id: int = -1
+    rank: int | None = None
+    """Of one of the prompt: 1 for the likeliest."""
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +117,9 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per entry of ``tokens`` when the sampling parameters ask for logprobs."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the next tokens of the prompt, when they ask for those; they come with the first answer,
+    and before its tokens."""
     finish: FinishReason | None = None
     end: int | None = None
     """The stop token that ended the answer, where ``tokens`` lacks it."""

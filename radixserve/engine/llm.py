@@ -47,6 +47,9 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_token_ids: bytes
     """int32 big-endian."""
     completions: list[Completion]
+    prompt_logprobs: list[TokenLogprob] = []
+    """Of the prompt's tokens from ``SamplingParams.prompt_logprobs_start`` on, if they are asked
+    for."""
     usage: Usage
     """``completion_tokens`` are those of all answers, ``cached_tokens`` count once."""
 
@@ -191,6 +194,7 @@ class LLM:
                 completion.text += news.text
                 completion.token_ids.extend(news.tokens)
                 completion.logprobs.extend(news.logprobs)
+                output.prompt_logprobs.extend(news.prompt_logprobs)
                 if not answer.finished:
                     continue
                 completion.finish_reason, completion.stop_reason = news.finish, news.stop

@@ -46,6 +46,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     """The lower number goes first (only with the priority policy)."""
     sibling: str | None = None
     """Id of the first sequence of the same prompt (n > 1), whose pages this one forks."""
+    follows: bool = False
+    """Whether it goes on where one that has ended left off (beam search): then it keeps that one's
+    place before all newcomers, and counts as no request of its own."""
     cache: CacheMode = "on"
     deadline: float | None = None
     """Until when the client waits, in seconds of the machine's monotonic clock."""
@@ -62,6 +65,9 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of those, the copied ones."""
     written_tokens: int = 0
     """Prompt tokens that were computed and are left in the cache."""
+    shared_pages: int | None = None
+    """Of the first answer of a beam search: pages that its last step read in place more than once,
+    and that so many beams apart would have needed in addition."""
 
 
 class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -76,6 +82,8 @@ class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     error: str | None = None
     waited: float | None = None
     """Seconds that it was in the queue; only in its first news."""
+    scored: tuple[Sampled, ...] = ()
+    """The next tokens of its prompt whose logprobs were asked for."""
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -293,6 +301,7 @@ class Ready(Message, frozen=True, kw_only=True):
     vocab_size: int
     embedding_size: int | None = None
     defaults: dict[str, float | int]
+    eos_token_ids: frozenset[int]
     most: int
     """Sequences that may run and wait."""
     stats: EngineStats

@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from msgspec.structs import replace
 
 from radixserve.cache.purge import Purge
-from radixserve.engine.answer import Answer
-from radixserve.engine.frontend import TextDelta, TextRequest
+from radixserve.engine.answer import Answer, not_begun
+from radixserve.engine.beam_answers import beam_answers
+from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.messages import (
     Abort,
     Add,
@@ -30,7 +31,6 @@ from radixserve.engine.messages import (
 )
 from radixserve.engine.process.grammar_trials import GrammarTrials
 from radixserve.errors import (
-    DeadlineError,
     EngineDeadError,
     InvalidRequestError,
     OverloadedError,
@@ -43,11 +43,11 @@ LATELY = 64
 """Answers whose ends tell how fast the queue drains."""
 
 
-class _Deadline:
+class Deadline:
     """Put into an inbox when its request's time is over."""
 
 
-Inbox = asyncio.Queue[GenerationDelta | Exception | _Deadline]
+Inbox = asyncio.Queue[GenerationDelta | Exception | Deadline]
 
 
 class Streams:
@@ -80,22 +80,8 @@ class Streams:
             answer.id: answer
             for answer in (Answer(index, request, self._tokenizer) for index in range(request.n))
         }
-        if request.n > self.most:
-            raise InvalidRequestError(
-                f"n must be at most {self.most}: so many answers can run and wait here.",
-                param="n",
-            )
-        if len(self._inboxes) + request.n > self.most:
-            raise OverloadedError(
-                f"{len(self._inboxes)} answers are under way; try again later.",
-                retry_after=self.retry_after(),
-            )
-        inbox: Inbox = asyncio.Queue()
-        for identity in answers:
-            self._inboxes[identity] = inbox
-        alarm = _alarm(inbox, request.timeout)
-        try:
-            asked = time.monotonic()
+        asked = time.monotonic()
+        with self.seats(list(answers), request.timeout) as inbox:
             deadline = None if request.timeout is None else asked + request.timeout
             sequences = [answer.sequence(deadline) for answer in answers.values()]
             self.send(Add(sequences, asked))
@@ -103,7 +89,7 @@ class Streams:
                 news = await inbox.get()
                 if isinstance(news, Exception):
                     raise news
-                if isinstance(news, _Deadline):
+                if isinstance(news, Deadline):
                     for delta in _cut(answers, request):
                         yield delta
                     return
@@ -116,11 +102,54 @@ class Streams:
                     self._forget(news.id, running=news.finish is None)
                     del answers[news.id]
                 yield delta
+
+    @contextlib.contextmanager
+    def seats(self, identities: Sequence[str], timeout: float | None) -> Iterator[Inbox]:
+        """Where news of these sequences come, which count as under way until it is left; then they
+        are aborted, if they have not ended. After ``timeout`` seconds a ``Deadline`` comes.
+
+        Raises:
+            InvalidRequestError: there are more than can ever be under way.
+            OverloadedError: there are more than can be now.
+        """
+        if len(identities) > self.most:
+            raise InvalidRequestError(
+                f"n must be at most {self.most}: so many answers can run and wait here.",
+                param="n",
+            )
+        if len(self._inboxes) + len(identities) > self.most:
+            raise OverloadedError(
+                f"{len(self._inboxes)} answers are under way; try again later.",
+                retry_after=self.retry_after(),
+            )
+        inbox: Inbox = asyncio.Queue()
+        for identity in identities:
+            self._inboxes[identity] = inbox
+        alarm = _alarm(inbox, timeout)
+        try:
+            yield inbox
         finally:
             if alarm is not None:
                 alarm.cancel()
-            for identity in answers:
+            for identity in identities:
                 self._forget(identity, running=True)
+
+    async def ends(self, inbox: Inbox, identities: Sequence[str]) -> list[GenerationDelta] | None:
+        """What was told last of each of these, once all have ended; None if their time is over.
+
+        Raises:
+            RadixServeError: one was refused, or the engine has failed.
+        """
+        ended: dict[str, GenerationDelta] = {}
+        while len(ended) < len(identities):
+            news = await inbox.get()
+            if isinstance(news, Exception):
+                raise news
+            if isinstance(news, Deadline):
+                return None
+            if news.finish is not None:
+                ended[news.id] = news
+        return [ended[identity] for identity in identities]
 
     async def forget(self, command: Reset | Forget) -> Purge:
         """See ``Frontend.reset_prefix_cache`` and ``Frontend.purge``."""
@@ -178,6 +207,7 @@ class Streams:
 class Asking:
     """The half of a ``Frontend`` that asks, whatever the engine runs on."""
 
+    card: ModelCard
     tokenizer: Tokenizer
     _streams: Streams
     _stats: EngineStats | None = None
@@ -202,6 +232,8 @@ class Asking:
         self._stats = stats
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
+        if request.beams is not None:
+            return beam_answers(self._streams, request, self.tokenizer, self.card)
         return self._streams.generate(request)
 
     async def grammar_fault(self, grammar: Grammar) -> str | None:
@@ -247,7 +279,7 @@ class Asking:
 def _alarm(inbox: Inbox, timeout: float | None) -> asyncio.TimerHandle | None:
     if timeout is None:
         return None
-    return asyncio.get_running_loop().call_later(timeout, inbox.put_nowait, _Deadline())
+    return asyncio.get_running_loop().call_later(timeout, inbox.put_nowait, Deadline())
 
 
 def _cut(answers: dict[str, Answer], request: TextRequest) -> list[TextDelta]:
@@ -257,7 +289,5 @@ def _cut(answers: dict[str, Answer], request: TextRequest) -> list[TextDelta]:
         DeadlineError: there is not a single token to end with.
     """
     if len(answers) == request.n and not any(answer.begun for answer in answers.values()):
-        raise DeadlineError(
-            f"The answer had not begun after {request.timeout:g} seconds, the request's timeout."
-        )
+        raise not_begun(request)
     return [answer.cut() for answer in answers.values()]

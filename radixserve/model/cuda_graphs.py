@@ -208,12 +208,14 @@ class GraphedDecode:
             self._graphs.insert(0, self._capture(rows, backend_factory(rows)))
 
     def takes(self, batch: PagedBatch) -> bool:
-        """Whether every row of ``batch`` computes one token and samples, and there is room for it.
+        """Whether every row of ``batch`` computes one token and samples, and there is room for it;
+        none scores.
 
         O(1).
         """
         rows, room = len(batch.last_page_len), self._room
-        if not rows == len(batch.token_ids) == len(batch.sample_rows) or rows > room.rows:
+        single = rows == len(batch.token_ids) == len(batch.sample_rows)
+        if not single or batch.scored or rows > room.rows:
             return False
         # At worst it is padded up to the largest bucket, with a page a row.
         return len(batch.kv_indices) + room.rows - rows <= room.indices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,8 +19,9 @@ from radixserve.model.device_sampler import Choices, Draw
 from radixserve.model.execution import Executable
 from radixserve.model.kv_storage import MOST_PAGES, KvGeometry, KvStorage
 from radixserve.model.sampler import sample
-from radixserve.scheduling.plan import Row, StepPlan
-from radixserve.scheduling.sampling import SamplingParams
+from radixserve.model.scorer import Scoring
+from radixserve.scheduling.plan import MAX_SCORED, Row, StepPlan
+from radixserve.scheduling.sampling import MAX_LOGPROBS, SamplingParams
 from radixserve.tokens import pack
 
 log = logging.getLogger(__name__)
@@ -275,11 +276,17 @@ class CudaMemory:
 
 
 def largest_step(config: EngineConfig, max_model_len: int) -> StepPlan:
-    """A step of as many tokens and sampling rows as there can be, all of it on the scratch page."""
+    """A step of as many tokens, sampling rows and scored tokens as there can be, all of it on the
+    scratch page."""
     rows = config.max_num_seqs
     tokens = min(config.max_num_batched_tokens, rows * max_model_len)
     whole, more = divmod(tokens, rows)
-    return StepPlan(0, [_row(str(i), whole + (i < more), config.page_size) for i in range(rows)])
+    plan = StepPlan(0, [_row(str(i), whole + (i < more), config.page_size) for i in range(rows)])
+    left = MAX_SCORED
+    for row in plan.rows:
+        row.scores, row.rivals = range(min(left, row.count - 1)), MAX_LOGPROBS
+        left -= len(row.scores)
+    return plan
 
 
 def _row(name: str, count: int, page_size: int) -> Row:
@@ -300,13 +307,17 @@ def rehearsal(
         storage.kv.view(torch.uint8).zero_()  # of what is not a number nothing would be sampled
         logits = model.on(storage.kv)
         batch = paged_batch(plan, config.page_size)
-        return lambda: _sample(logits(batch), plan.rows, on_device=model.follows)
+        return lambda: _sample(logits(batch), plan, on_device=model.follows)
 
     return prepare
 
 
-def _sample(logits: torch.Tensor, rows: Sequence[Row], *, on_device: bool) -> None:
-    """In all ways that a step may."""
+def _sample(computed: torch.Tensor, plan: StepPlan, *, on_device: bool) -> None:
+    """In all ways that a step may, and score."""
+    rows = plan.rows
+    logits = computed[: len(rows)]
+    scoring = Scoring(plan, logits.shape[-1])
+    scoring.score(computed[len(rows) :], torch.from_numpy(scoring.targets).to(logits.device).long())
     sample(logits, rows, ())
     if on_device:
         draws = [Draw(at, row, DEAREST) for at, row in enumerate(rows)]

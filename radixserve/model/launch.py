@@ -16,11 +16,12 @@ from radixserve.attention.staging import Device, Event, Staging
 from radixserve.cache.pages import PageCopy
 from radixserve.model.device_sampler import Choices, Chosen, draws_of, left_to_host
 from radixserve.model.sampler import sample
+from radixserve.model.scorer import Scoring, joined
 from radixserve.scheduling.plan import UNKNOWN, Row, Sampled, StepPlan
 
 Compute = Callable[[Sequence[PageCopy], PagedBatch], torch.Tensor]
-"""Queues copies, then the rows of a batch; returns the logits, [S, vocabulary], of those that
-sample. It fills in ``PagedBatch.unknown`` and does not wait for the device."""
+"""Queues copies, then the rows of a batch; returns the logits, [S, vocabulary], of its
+``sample_rows``. It fills in ``PagedBatch.unknown`` and does not wait for the device."""
 
 
 class LaunchedStep:
@@ -32,10 +33,11 @@ class LaunchedStep:
         choices: Choices,
         chosen: Chosen,
         counting: Callable[[], list[tuple[Sampled, ...]]] | None,
+        scored: Callable[[], list[tuple[Sampled, ...]]],
         done: Event,
     ):
         self._rows, self._choices, self._chosen = rows, choices, chosen
-        self._counting, self._done = counting, done
+        self._counting, self._scored, self._done = counting, scored, done
 
     @property
     def followable(self) -> bool:
@@ -43,19 +45,19 @@ class LaunchedStep:
         return self._counting is None
 
     def collect(self) -> list[tuple[Sampled, ...]]:
-        """Wait for its end. One entry a row: empty if it does not sample, else its token and those
-        of its forks."""
+        """Wait for its end. One entry a row: its token and those of its forks, if it samples, then
+        the tokens that it scores."""
         self._done.synchronize()
         counted = iter([] if self._counting is None else self._counting())
         draws = iter(self._choices.sampled(self._chosen))
-        return [
-            ()
-            if row.sampling is None
-            else next(counted)
+        sampled = (
+            next(counted)
             if left_to_host(row)
             else tuple(next(draws) for _ in range(1 + len(row.forks)))
             for row in self._rows
-        ]
+            if row.sampling is not None
+        )
+        return joined(self._rows, sampled, self._scored())
 
 
 class Launcher:
@@ -98,18 +100,20 @@ class Launcher:
         counting = [at for at, row in enumerate(sampling) if left_to_host(row)]
         draws = [draw for draw in draws_of(sampling) if draw.at not in counting]
         choices = Choices(draws, self._vocabulary, self._eos_token_ids)
+        scoring = Scoring(plan, self._vocabulary)
         places = np.flatnonzero(batch.token_ids.numpy() < 0).astype(np.int32)
         sources = [self._places[row.request_id] for row in plan.rows if row.tokens == UNKNOWN]
         # Ahead of the step's own work, or the next launch would wait for all of it.
         self._staging.wait()
-        more = (places, np.array(sources, np.int32), np.array(counting, np.int32))
+        more = (places, np.array(sources, np.int32), np.array(counting, np.int32), scoring.targets)
         staged = self._staging.load([*choices.arrays, *more])
-        *loaded, at, source, counted = (sent for _, sent in staged)
+        *loaded, at, source, counted, targets = (sent for _, sent in staged)
         self._staging.close()
         if sources:
             assert self._tokens is not None, "a step was launched before"
             batch.unknown = Unknown(at.long(), self._tokens.index_select(0, source))
-        logits = self._compute(plan.copies, batch)
+        computed = self._compute(plan.copies, batch)
+        logits = computed[: len(sampling)]
         chosen = choices.choose(logits, loaded)
         self._tokens = chosen.tokens
         self._places = {draw.row.request_id: i for i, draw in enumerate(draws)}
@@ -118,6 +122,10 @@ class Launcher:
             self._device.receive(chosen.verdicts),
             [self._device.receive(each) for each in chosen.logprobs],
         )
+        scored: Callable[[], list[tuple[Sampled, ...]]] = list
+        if len(scoring.targets):
+            scores = scoring.score(computed[len(sampling) :], targets.long())
+            scored = partial(scoring.sampled, self._device.receive(scores))
         done = self._device.event()
         done.record()
         later = None
@@ -125,4 +133,4 @@ class Launcher:
             kept = logits.index_select(0, counted)
             rows = [sampling[index] for index in counting]
             later = partial(sample, kept, rows, self._eos_token_ids)
-        return LaunchedStep(plan.rows, choices, received, later, done)
+        return LaunchedStep(plan.rows, choices, received, later, scored, done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,7 @@ from radixserve.model.memory import free_memory
 from radixserve.model.parallel import ALONE, Parallel
 from radixserve.model.pooler import Pooler
 from radixserve.model.sampler import sample
+from radixserve.model.scorer import Scoring, joined
 from radixserve.model.startup import require_gpu
 from radixserve.scheduling.plan import Sampled, StepPlan
 
@@ -92,7 +93,8 @@ class ModelRunner:
         """Run ``plan``: its copies, then its rows.
 
         Returns:
-            One entry a row: empty if it does not sample, else its token and those of its forks.
+            One entry a row: its token and those of its forks, if it samples, then the tokens that
+            it scores.
         """
         if any(row.pooling is not None for row in plan.rows[plan.decoding :]):
             return self._execute_apart(plan)
@@ -100,9 +102,7 @@ class ModelRunner:
         logits = self.compute(plan.copies, batch)
         if logits is None:
             return []
-        sampling = [row for row in plan.rows if row.sampling is not None]
-        sampled = iter(sample(logits, sampling, self.info.eos_token_ids))
-        return [() if row.sampling is None else next(sampled) for row in plan.rows]
+        return outcome(plan, logits, self.info.eos_token_ids)
 
     def _execute_apart(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
         """A plan with rows that are pooled: of these no logits are computed."""
@@ -116,7 +116,7 @@ class ModelRunner:
         return [next(tokens if row.pooling is None else vectors) for row in plan.rows]
 
     def compute(self, copies: Sequence[PageCopy], batch: PagedBatch | None) -> torch.Tensor | None:
-        """Run ``copies``, then the rows of ``batch``; the logits of those that sample."""
+        """Run ``copies``, then the rows of ``batch``; the logits of its ``sample_rows``."""
         if batch is not None:
             return self._queue(copies, batch)
         self._storage.copy_pages(copies)
@@ -128,6 +128,20 @@ class ModelRunner:
 
     def close(self) -> None:
         """End what was started for this model beside this process."""
+
+
+def outcome(
+    plan: StepPlan, logits: torch.Tensor, eos_token_ids: Collection[int]
+) -> list[tuple[Sampled, ...]]:
+    """What ``ModelRunner.execute`` returns, from the logits of the ``sample_rows`` of ``plan``."""
+    sampling = [row for row in plan.rows if row.sampling is not None]
+    sampled = sample(logits[: len(sampling)], sampling, eos_token_ids)
+    scoring = Scoring(plan, logits.shape[-1])
+    if not len(scoring.targets):
+        return joined(plan.rows, iter(sampled), ())
+    targets = torch.from_numpy(scoring.targets).to(logits.device, torch.int64)
+    scores = scoring.score(logits[len(sampling) :], targets).cpu()
+    return joined(plan.rows, iter(sampled), scoring.sampled(scores))
 
 
 def _on_cpu(

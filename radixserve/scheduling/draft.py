@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from radixserve.cache.lease import Lease
-from radixserve.scheduling.plan import UNKNOWN, Fork, Row, StepPlan
+from radixserve.scheduling.plan import MAX_SCORED, UNKNOWN, Fork, Row, StepPlan
 from radixserve.scheduling.queue import WaitingQueue
 from radixserve.scheduling.request import MAX_PREEMPTIONS, Request
 
@@ -16,6 +16,8 @@ class Draft:
     """The rows so far and the tokens that are left of the budget."""
 
     budget: int
+    scores: int = MAX_SCORED
+    """Tokens of prompts that may still be scored."""
     decoding: dict[str, Row] = field(default_factory=dict)
     chunks: dict[str, Row] = field(default_factory=dict)
     """The rows of those that have not sampled a token yet, or not since they were preempted."""
@@ -33,15 +35,25 @@ class Draft:
     def put(self, row: Row) -> None:
         self.chunks[row.request_id] = row
         self.budget -= row.count
+        self.scores -= len(row.scores)
 
     def drop(self, request_id: str) -> None:
         row = self.decoding.pop(request_id, None) or self.chunks.pop(request_id, None)
         if row is not None:
             self.budget += row.count
+            self.scores += len(row.scores)
 
     def start(self, request: Request) -> int:
         """The first token of ``request`` that is neither computed nor being computed. O(1)."""
         return self.reached.get(request.id, request.computed)
+
+    def end(self, request: Request, start: int, most: int) -> int:
+        """How far ``request`` is computed from ``start`` on: by ``most`` tokens, as far as there
+        are so many, as the budget goes, and as what is scored of its prompt may be scored now.
+        O(1)."""
+        end = min(request.known, start + most, start + self.budget)
+        scores = request.unscored(start, end)
+        return scores.start + self.scores if len(scores) > self.scores else end
 
     def go_on(self, plan: StepPlan, running: Mapping[str, Request]) -> None:
         """This step comes behind ``plan``, whose tokens nobody has seen.

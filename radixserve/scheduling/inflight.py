@@ -70,7 +70,7 @@ class InFlight:
         if first is not None and first.generated == 0:
             return first
         before = self._followed(request)
-        if before is not None or not self._leaders or not request.reuse:
+        if before is not None or not self._leaders or not request.shares:
             return before
         matched = self._look(request).blocks
         block = self.block(request, matched)
@@ -79,6 +79,14 @@ class InFlight:
             return None
         request.behind = (leader, matched)
         return leader
+
+    def defers(self, request: Request) -> bool:
+        """Whether a running request computes what ``request`` needs; it goes as far ahead. As
+        ``leader``."""
+        leader = self.leader(request)
+        if leader is not None:
+            self._running.lend(leader, request.priority)
+        return leader is not None
 
     def reusable(self, request: Request) -> int:
         """Tokens of whole blocks that are cached for ``request``; it is looked up once a plan.
@@ -151,7 +159,7 @@ class InFlight:
     def _look(self, request: Request) -> Peek:
         if request.match is None or request.looked != self._plan:
             self._await_nothing(request)
-            found = self._cache.peek(request.tokens, request.namespace) if request.reuse else None
+            found = self._cache.peek(request.tokens, request.namespace) if request.shares else None
             request.match, request.looked = found or NOTHING, self._plan
             block = self.block(request, request.match.blocks)
             if block is not None:

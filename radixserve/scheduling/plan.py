@@ -11,6 +11,8 @@ from radixserve.cache.pages import PageCopy
 from radixserve.scheduling.grammar import Matcher
 from radixserve.scheduling.sampling import Pooling, SamplingParams
 
+MAX_SCORED = 256
+"""Tokens of prompts that a step scores at most: each takes the logits of a whole vocabulary."""
 UNKNOWN = b"\xff\xff\xff\xff"
 """The one token of a row whose value the step before chooses, and only the device knows: -1."""
 
@@ -52,6 +54,10 @@ class Row:
     It is moved on when the plan is committed."""
     pooling: Pooling | None = None
     """Set where the end of the prompt brings a vector, not a token."""
+    scores: range = range(0)
+    """Positions of tokens of the prompt whose logits score the token that comes next in it."""
+    rivals: int = 0
+    """So many likeliest tokens are told of with each token that is scored."""
 
     @property
     def count(self) -> int:
@@ -85,7 +91,7 @@ class StepPlan:
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The next token of a row, or why there is none."""
+    """The next token of a row, or why there is none; or a token of its prompt, scored."""
 
     token: int
     logprob: float | None = None
@@ -96,3 +102,5 @@ class Sampled(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Set when this row alone failed; its request ends with an error, the others go on."""
     vector: bytes | None = None
     """In place of a token, where that was wanted: fp32 little-endian."""
+    rank: int | None = None
+    """Of a token of the prompt that was scored: 1 for the likeliest one."""

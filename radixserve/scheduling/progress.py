@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from radixserve.scheduling.plan import Sampled
+from radixserve.scheduling.plan import Row, Sampled
 from radixserve.scheduling.request import FinishReason, Request
 
 
@@ -18,6 +19,22 @@ class Progress(msgspec.Struct, gc=False):
     finish: FinishReason | None = None
     error: str | None = None
     """Why it failed; None too where its grammar has refused ``sampled``."""
+    scored: Sequence[Sampled] = ()
+    """The next tokens of its prompt whose logprobs it asked for."""
+
+
+def parted(
+    request: Request, row: Row, tokens: Sequence[Sampled]
+) -> tuple[Sequence[Sampled], Sequence[Sampled]]:
+    """What a row that scores has sampled, and what it has scored.
+
+    Where a score could not be had, nothing that the row sampled is worth more: the reason is all
+    that is left. O(tokens scored).
+    """
+    request.scored = row.scores.stop
+    at = len(tokens) - len(row.scores)
+    spoilt = [each for each in tokens[at:] if each.error is not None]
+    return (spoilt[:1], ()) if spoilt else (tokens[:at], tokens[at:])
 
 
 @dataclass(slots=True)

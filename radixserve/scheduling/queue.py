@@ -13,7 +13,7 @@ from radixserve.scheduling.turns import Turns
 
 
 class PriorityClass:
-    """Waiting requests of one priority: those that were preempted, then tenants in turn."""
+    """Waiting requests of one priority: those that go on, then tenants in turn."""
 
     __slots__ = ("_backlogs", "resumed", "turns")
 
@@ -28,7 +28,7 @@ class PriorityClass:
 
     def add(self, request: Request) -> None:
         """O(log requests + log tenants)."""
-        if request.preemptions:
+        if request.resumes:
             self.resumed[request.arrival] = request
             return
         backlog = self._backlogs.get(request.tenant)
@@ -39,7 +39,7 @@ class PriorityClass:
 
     def remove(self, request: Request, *, started: bool) -> None:
         """O(log requests + log tenants)."""
-        if request.preemptions:
+        if request.resumes:
             del self.resumed[request.arrival]
             return
         backlog = self._backlogs[request.tenant]
@@ -50,7 +50,7 @@ class PriorityClass:
 
     def look_again(self, request: Request) -> None:
         """More may be cached for it than when it was looked up. O(log requests)."""
-        if not request.preemptions:
+        if not request.resumes:
             self._backlogs[request.tenant].look_again(request)
 
     def in_turn(self, outlook: Outlook, max_passes: int) -> Iterator[Request]:
@@ -108,7 +108,7 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """O(log requests + log tenants)."""
         account = request.account
-        if not account.waiting and not request.preemptions:
+        if not account.waiting and not request.resumes:
             account.lift(self._least())
         account.waiting += 1
         self._by_id[request.id] = request

@@ -47,6 +47,8 @@ class Request:
     arrival: int
     sibling: str | None = None
     """The first sequence of the same prompt (n > 1)."""
+    follows: bool = False
+    """Whether it goes on where one that has ended left off, and keeps its place."""
     reuse: bool = True
     """Whether cached prefixes are taken."""
     keep: bool = True
@@ -74,9 +76,14 @@ class Request:
     """Whose prefill it waits for, and how far that had published when we last looked."""
     known: int = field(init=False)
     """Tokens so far, prompt and output."""
+    scored: int = field(init=False)
+    """Positions of the prompt, from the first on, whose logits are not needed, or not any more."""
 
     def __post_init__(self) -> None:
         self.known = self.prompt_length
+        self.scored = self.prompt_length - 1
+        if self.sampling.prompt_logprobs is not None and self.sibling is None:
+            self.scored = min(self.scored, self.sampling.prompt_logprobs_start - 1)
 
     @property
     def generated(self) -> int:
@@ -86,6 +93,27 @@ class Request:
     def written(self) -> int:
         """Prompt tokens that were computed and are left in the cache, once it has run."""
         return self.prompt_length - self.cached if self.keep and self.cached is not None else 0
+
+    @property
+    def reusable(self) -> int | None:
+        """Tokens of it that may be taken from the cache; None means all. O(1)."""
+        if not self.reuse:
+            return 0
+        return self.scored if self.scored < self.prompt_length - 1 else None
+
+    @property
+    def shares(self) -> bool:
+        """Whether it may wait for what others compute, and take that. O(1)."""
+        return self.reusable is None
+
+    def unscored(self, start: int, end: int) -> range:
+        """Of these positions, which are computed next, those that are still to be scored. O(1)."""
+        return range(max(start, self.scored), min(end, self.prompt_length - 1))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it, or what it goes on with, has run already. O(1)."""
+        return self.follows or self.preemptions > 0
 
     @property
     def ready(self) -> bool:
@@ -150,9 +178,11 @@ class Request:
             self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES],
             start,
             self.lease.pages,
-            self.sampling if end == self.known else None,
+            self.sampling if end == self.known < self.limit else None,
             self.tokens,
             self.prompt_length,
             matcher=self.matcher,
             pooling=self.sampling.pooling,
+            scores=self.unscored(start, end),
+            rivals=self.sampling.prompt_logprobs or 0,
         )

@@ -31,7 +31,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_tokens: int | None = None
-    """Tokens to generate at most; None means as many as fit."""
+    """Tokens to generate at most; None means as many as fit, 0 that the prompt is all there is to
+    compute."""
     min_tokens: int = 0
     """No stop token is chosen before this many tokens were generated."""
     temperature: float = 1.0
@@ -59,12 +60,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """What is wanted in place of tokens: the hidden state of the prompt's last token, or the mean
     of all of them, for which all are computed. Such a request ends after one token, which is no
     choice of the model's."""
+    prompt_logprobs: int | None = None
+    """None: none; k: the logprobs of the prompt's own tokens and of the k likeliest in the place of
+    each, once for all answers to it. Only positions that are computed have logits, so that what is
+    cached is not reused for them."""
+    prompt_logprobs_start: int = 1
+    """The first token that has them. There are none of the token at 0, which follows nothing."""
     grammar: Grammar | None = None
     """What the whole answer has to look like; it ends where nothing may follow."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
+            _within("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _within("min_tokens", self.min_tokens, 0, 2**31 - 1)
         _within("temperature", self.temperature, 0.0, 2.0)
         _within("top_p", self.top_p, 0.0, 1.0)
@@ -79,6 +86,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _within("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _within("prompt_logprobs_start", self.prompt_logprobs_start, 1, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",

@@ -19,7 +19,7 @@ from radixserve.scheduling.draft import Draft
 from radixserve.scheduling.grammar import Matcher
 from radixserve.scheduling.inflight import InFlight
 from radixserve.scheduling.plan import Fork, Sampled, StepPlan
-from radixserve.scheduling.progress import Progress, Totals
+from radixserve.scheduling.progress import Progress, Totals, parted
 from radixserve.scheduling.queue import WaitingQueue
 from radixserve.scheduling.request import MAX_PREEMPTIONS, FinishReason, Request
 from radixserve.scheduling.running import RunningRequests
@@ -58,6 +58,8 @@ class Scheduler:
         self.totals = Totals()
         self.plans = 0
         self._arrivals = 0
+        self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        """Tokens of one prefill in a step at most."""
         self._short = False
         """Whether a plan behind another one found no pages for somebody, or no seat."""
 
@@ -71,6 +73,7 @@ class Scheduler:
         tenant: str = OPEN,
         priority: int = 0,
         sibling: str | None = None,
+        follows: bool = False,
         reuse: bool = True,
         keep: bool = True,
         deadline: float | None = None,
@@ -89,17 +92,17 @@ class Scheduler:
         if length >= self.capacity:
             raise ContextLengthError(length, self.capacity)
         # Whoever finds a free seat at the next step does not count as one that waits.
-        most = self.config.max_num_seqs + self.config.max_queue
-        if len(self.running) + len(self.waiting) >= most:
+        bound = self.config.max_num_seqs + self.config.max_queue
+        if len(self.running) + len(self.waiting) >= bound:
             raise OverloadedError(f"{len(self.waiting)} requests are waiting already; try later.")
         self._arrivals += 1
-        room = self.capacity - length
+        room, most = self.capacity - length, sampling.max_tokens
         stops = frozenset(sampling.stop_token_ids)
         request = Request(
             id=request_id,
             tokens=bytearray(tokens),
             prompt_length=length,
-            limit=length + min(room, sampling.max_tokens or room),
+            limit=length + (room if most is None else min(room, most)),
             sampling=sampling,
             stop_tokens=stops if sampling.ignore_eos else stops | self.eos_tokens,
             namespace=namespace,
@@ -108,6 +111,7 @@ class Scheduler:
             priority=priority if self.config.scheduling_policy == "priority" else 0,
             arrival=self._arrivals,
             sibling=sibling,
+            follows=follows,
             reuse=reuse,
             keep=keep and self.cache.enabled,
             deadline=deadline,
@@ -167,7 +171,7 @@ class Scheduler:
         draft.budget -= len(draft.decoding)
         for request in prefills:
             lease, start = request.lease, draft.start(request)
-            end = start + self._chunk(request, start, draft)
+            end = draft.end(request, start, self._chunk)
             # One without a lease was preempted by one before it.
             if lease is not None and end > start and self._make_room(request, lease, end, draft):
                 self._compute(request, start, end, draft)
@@ -182,10 +186,6 @@ class Scheduler:
         for lease in draft.copying:
             plan.copies.extend(lease.copies)
         return plan
-
-    def _chunk(self, request: Request, start: int, draft: Draft) -> int:
-        remaining = request.known - start
-        return min(remaining, self.config.long_prefill_token_threshold or remaining, draft.budget)
 
     def _compute(self, request: Request, start: int, end: int, draft: Draft) -> None:
         """Charged at once, so that whoever is chosen next in this plan is chosen knowing it."""
@@ -226,7 +226,7 @@ class Scheduler:
         request.lease = lease
         request.behind = None
         self.running.add(request)
-        if not request.preemptions:
+        if not request.resumes:
             request.account.started += 1
             request.account.waited += self.plans - request.queued
 
@@ -247,24 +247,19 @@ class Scheduler:
             if draft.budget < 1:
                 break
             # A row of one of this id, that has ended, may still be being computed.
-            if request.id in draft.reached or not request.ready or self._deferred(request):
+            if request.id in draft.reached or not request.ready or self.in_flight.defers(request):
                 continue
             if not self._start(request, draft):
                 # Whoever comes later waits too: nobody is starved by smaller ones.
                 return
             start = request.computed
-            self._compute(request, start, start + self._chunk(request, start, draft), draft)
+            end = draft.end(request, start, self._chunk)
+            if end > start:
+                self._compute(request, start, end, draft)
             self.in_flight.lead(request)
         # Those that find no token left may still lend their priority to a leader.
         for request in self.waiting.ahead_of(last):
-            self._deferred(request)
-
-    def _deferred(self, request: Request) -> bool:
-        """Whether a running request is computing what ``request`` needs; it goes as far ahead."""
-        leader = self.in_flight.leader(request)
-        if leader is not None:
-            self.running.lend(leader, request.priority)
-        return leader is not None
+            self.in_flight.defers(request)
 
     def _seats(self, draft: Draft) -> int:
         return self.config.max_num_seqs - len(self.running) - draft.promised
@@ -278,16 +273,14 @@ class Scheduler:
         """
         if self._seats(draft) < 1 and not self._take_from_lower(request, draft):
             return False
-        final = request.preemptions >= MAX_PREEMPTIONS
-        room = request.limit if final else request.known
-        limit = None if request.reuse else 0
+        room = request.limit if request.preemptions >= MAX_PREEMPTIONS else request.known
         while (
             lease := self.cache.reserve(
                 request.tokens,
                 request.namespace,
                 room,
                 tenant=request.tenant,
-                limit=limit,
+                limit=request.reusable,
                 keep=request.keep,
             )
         ) is None:
@@ -299,7 +292,7 @@ class Scheduler:
         if request.cached is None:
             request.cached = min(lease.reused, request.prompt_length - 1)
             request.copied = max(0, request.cached - lease.published)
-            if request.sibling is None:
+            if request.sibling is None and not request.follows:
                 self.totals.prompt_tokens += request.prompt_length
                 self.totals.cached_tokens += request.cached
         return True
@@ -322,7 +315,10 @@ class Scheduler:
             if request is not None:
                 request.cached = cached
                 self._enter(request, lease.fork(request.tokens))
-                progress.append(self._take(request, token))
+                finish = request.append(token.token)
+                if finish is not None:
+                    self._finish(request, finish)
+                progress.append(Progress(request, token, finish))
         return progress
 
     # Committing
@@ -330,12 +326,12 @@ class Scheduler:
     def commit(self, plan: StepPlan, sampled: Sequence[Sequence[Sampled]]) -> list[Progress]:
         """The step has run: publish what it computed and take the tokens that it sampled.
 
-        ``sampled`` has, for each row, the row's own token and then those of its forks; nothing for
-        a row that samples nothing. O(rows + blocks published).
+        ``sampled`` has, for each row, its own token and those of its forks, if it samples, and then
+        the tokens that it scores. O(rows + tokens scored + blocks published).
         """
         running = self.running.by_id
         progress: list[Progress] = []
-        spoilt: list[Progress] = []
+        others: list[Progress] = []
         for row, tokens in zip(plan.rows, sampled, strict=True):
             request = running.get(row.request_id)
             if request is None or request.lease is None:
@@ -343,26 +339,35 @@ class Scheduler:
             lease = request.lease
             if lease.pending:
                 lease.copied()
+            scored: Sequence[Sampled] = ()
+            if row.scores:
+                tokens, scored = parted(request, row, tokens)
             if not tokens:
                 lease.publish(row.context)
+                whole = row.context >= request.limit  # nothing is to be generated
+                if whole:
+                    self._finish(request, "length")
+                if whole or scored:
+                    others.append(
+                        Progress(request, None, "length" if whole else None, None, scored)
+                    )
                 continue
             chosen = tokens[0]
             if chosen.error is not None:
-                spoilt += self._spoilt(request, row.forks, chosen.error)
+                others += self._spoilt(request, row.forks, chosen.error)
                 continue
             # A row that samples ends with the last token that is known.
             lease.publish(request.known)
             if row.forks:
                 progress += self._fork(row.forks, lease, request.cached, tokens[1:])
-            # What _take does, written out: the call would be paid for every token.
             finish = request.append(chosen.token)
             if finish is not None:
                 self._finish(request, finish)
-            progress.append(Progress(request, chosen, finish))
+            progress.append(Progress(request, chosen, finish, None, scored))
         self.totals.computed_tokens += plan.tokens
         self.totals.generated_tokens += len(progress)
         self.cache.end_step(plan.step)
-        return progress + spoilt
+        return progress + others
 
     def fail(self, plan: StepPlan, error: str) -> list[Progress]:
         """The step has failed: nothing of it is published, and its requests end. O(rows)."""
@@ -385,15 +390,10 @@ class Scheduler:
             self._finish(each, "error")
         return [Progress(each, finish="error", error=error) for each in ended]
 
-    def _take(self, request: Request, sampled: Sampled) -> Progress:
-        finish = request.append(sampled.token)
-        if finish is not None:
-            self._finish(request, finish)
-        return Progress(request, sampled, finish)
-
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.lease is not None:
             self._leave(request)
         else:
             self.waiting.remove(request)
-        self.totals.finished[reason] = self.totals.finished.get(reason, 0) + 1
+        if not request.follows:
+            self.totals.finished[reason] = self.totals.finished.get(reason, 0) + 1

@@ -22,7 +22,7 @@ from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream, event
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import Completion, GenerationFields
+from radixserve.server.wire import Completion, GenerationFields, PromptLogprobs
 
 FINGERPRINT = f"radixserve-{radixserve.__version__}"
 LOWEST_LOGPROB = -9999.0
@@ -31,6 +31,9 @@ LOWEST_LOGPROB = -9999.0
 
 class Shape(Protocol):
     """The choices in the form that one API gives them."""
+
+    prompt_logprobs: PromptLogprobs | UnsetType
+    """What a whole answer has beside its choices."""
 
     async def whole(self, deltas: Deltas) -> list[Any]:
         """All choices, once they have finished."""
@@ -76,10 +79,13 @@ class Envelope:
             ignored=ignored,
         )
 
-    def whole(self, choices: list[Any], tally: Tally) -> Completion:
-        answer = self._filled(self.kind, choices, tally, usage=True)
-        answer.prompt_token_ids = self.prompt_token_ids
-        return answer
+    def whole(
+        self, choices: list[Any], tally: Tally, prompt_logprobs: PromptLogprobs | UnsetType
+    ) -> Completion:
+        completion = self._filled(self.kind, choices, tally, usage=True)
+        completion.prompt_token_ids = self.prompt_token_ids
+        completion.prompt_logprobs = prompt_logprobs
+        return completion
 
     async def events(
         self, chunks: AsyncGenerator[list[Any], None], tally: Tally
@@ -122,7 +128,7 @@ async def respond(
         events = envelope.events(shape.chunks(deltas), visit.tally)
         return EventStream(events, service.settings, headers)
     choices = await until_gone(request.receive, shape.whole(deltas))
-    body = msgspec.json.encode(envelope.whole(choices, visit.tally))
+    body = msgspec.json.encode(envelope.whole(choices, visit.tally, shape.prompt_logprobs))
     return Response(body, headers=headers, media_type="application/json")
 
 

@@ -8,20 +8,23 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from radixserve.server.answer import Shape
 from radixserve.server.parameters import MAX_N
 from radixserve.server.service import Deltas
-from radixserve.server.wire import CompletionChoice, CompletionRequest, invalid
+from radixserve.server.wire import CompletionChoice, CompletionRequest, PromptLogprobs, invalid
 
 
 def answers_of(fields: CompletionRequest) -> tuple[str, int]:
-    """How many answers are generated for each prompt, and the field that says so.
+    """How many answers are generated for each prompt, and the field that says so. In a beam search
+    it is the width, and no more than ``n`` are told.
 
     Raises:
         ApiError: 400, of so many there cannot be the best.
     """
     n = 1 if fields.n is None else fields.n
-    if fields.best_of is None or fields.best_of == n:
+    if fields.best_of is None or fields.best_of == n or fields.use_beam_search:
         return "n", n
     if not n <= fields.best_of <= MAX_N:
         raise invalid("best_of", f"best_of must be between n ({n}) and {MAX_N}")
@@ -33,12 +36,14 @@ def answers_of(fields: CompletionRequest) -> tuple[str, int]:
 
 class BestOf:
     """The ``n`` answers of ``of`` to each prompt with the highest mean logprob of a token, the best
-    first; one without a token comes last.
+    first; one without a token comes last. A stop token that is not shown does not count.
 
     Args:
         shape: Gives all answers their form.
         logprobs: Whether the client wants them, too.
     """
+
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
     def __init__(self, shape: Shape, *, n: int, of: int, logprobs: bool):
         self._shape = shape
@@ -50,8 +55,11 @@ class BestOf:
         choices = await self._shape.whole(self._noted(deltas))
         kept = []
         for first in range(0, len(choices), self._of):
-            ranked = sorted(choices[first : first + self._of], key=self._mean, reverse=True)
-            kept += ranked[: self._n]
+            mine = choices[first : first + self._of]
+            best = sorted(mine, key=self._mean, reverse=True)[: self._n]
+            # The prompt's stay with the first choice, whichever that is.
+            mine[0].prompt_logprobs, best[0].prompt_logprobs = UNSET, mine[0].prompt_logprobs
+            kept += best
         for place, choice in enumerate(kept):
             choice.index = place
             if not self._logprobs:

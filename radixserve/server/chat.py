@@ -16,6 +16,7 @@ from radixserve.server.conversation import Conversation, prepared
 from radixserve.server.fields import CHAT_REFUSED, triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parsed import joined_message
+from radixserve.server.scored import scored
 from radixserve.server.service import Deltas, Service
 from radixserve.server.tally import Tally
 from radixserve.server.wire import (
@@ -23,6 +24,7 @@ from radixserve.server.wire import (
     ChatLogprobs,
     ChatRequest,
     Delta,
+    PromptLogprobs,
     TokenLogprobObject,
     TopLogprob,
 )
@@ -57,6 +59,8 @@ class ChatAnswer:
         self._logprobs = bool(fields.logprobs)
         self._ids = bool(fields.return_token_ids)
         self._tally = tally
+        asked = fields.prompt_logprobs is not None
+        self.prompt_logprobs: PromptLogprobs | UnsetType = [None] if asked else UNSET
 
     async def whole(self, deltas: Deltas) -> list[ChatChoice]:
         said: list[list[Delta]] = [[] for _ in self._answers]
@@ -65,6 +69,8 @@ class ChatAnswer:
             async for _, news in deltas:
                 said[news.index] += self._take(news)
                 pieces[news.index].append(news)
+                if self.prompt_logprobs is not UNSET:
+                    self.prompt_logprobs += map(scored, news.prompt_logprobs)
         return [
             ChatChoice(
                 index=index,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.server.answer import Envelope, Shape, clipped, respond, token_ids
+from radixserve.server.beams import beams_of
 from radixserve.server.best_of import BestOf, answers_of
 from radixserve.server.fields import COMPLETION_REFUSED, triage
 from radixserve.server.limits import decode, read_body
@@ -22,12 +24,14 @@ from radixserve.server.parameters import (
     text_request,
 )
 from radixserve.server.prompts import Prompt, encoded, named
+from radixserve.server.scored import Echo, likeliest, prompt_logprobs, scored
 from radixserve.server.service import Deltas, Service
 from radixserve.server.structured import check_form, form_of
 from radixserve.server.wire import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
+    PromptLogprobs,
     invalid,
 )
 from radixserve.tokens import unpack
@@ -55,6 +59,8 @@ async def completions(request: Request) -> Response:
             DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
         ),
         logprobs=("logprobs", logprobs),
+        prompt_logprobs=_prompt_logprobs(fields),
+        least=0 if fields.echo or fields.prompt_logprobs is not None else 1,
         grammar=None if form is None else form.grammar,
     )
     sampling = replace(sampling, bad_words=bad_words(fields, service.frontend.tokenizer))
@@ -72,9 +78,13 @@ async def completions(request: Request) -> Response:
         prompts=len(prompts),
         answers=answers,
     )
-    if fields.echo and fields.logprobs is not None:
-        message = "echo together with logprobs is not supported here"
-        raise invalid("echo", message, "unsupported_parameter")
+    most, count = service.frontend.most, len(prompts)
+    beams = beams_of(fields, sampling, card, most=most, prompts=count, ranks=True)
+    draft = replace(draft, beams=beams)
+    if draft.n > 1 and _scored_echo(fields):
+        name = answers[0]
+        message = f"{name} must be 1 with echo and logprobs, which would be the same in each choice"
+        raise invalid(name, message)
     service.check_load()
     await check_form(service, form)
     special = fields.add_special_tokens is not False
@@ -84,19 +94,35 @@ async def completions(request: Request) -> Response:
         )
         for param, prompt in prompts.items()
     ]
-    echoes = await service.text_work(partial(_echoes, service, fields, list(prompts.values())))
+    texts = await service.text_work(partial(_echoed, service, fields, list(prompts.values())))
+    top = fields.logprobs if _scored_echo(fields) else None
+    echoes = [
+        Echo(text, prompt, service.frontend.tokenizer, top)
+        for text, prompt in zip(texts, tokens, strict=True)
+    ]
     requests = [
-        replace(draft, id=f"{envelope.id}-{index}", prompt=prompt)
+        replace(draft, id=f"{envelope.id}-{index}", prompt=prompt, end_logprob=top is not None)
         for index, prompt in enumerate(tokens)
     ]
     told = tokens if fields.return_token_ids else None
-    shape: Shape = CompletionAnswer(echoes, draft.n, told)
+    shape: Shape = CompletionAnswer(echoes, draft.n, fields.prompt_logprobs, told)
     if ranks:
         shape = BestOf(shape, n=n, of=draft.n, logprobs=fields.logprobs is not None)
     return await respond(request, envelope, ignored, requests, shape)
 
 
-def _echoes(service: Service, fields: CompletionRequest, prompts: list[Prompt]) -> list[str]:
+def _scored_echo(fields: CompletionRequest) -> bool:
+    return bool(fields.echo) and fields.logprobs is not None
+
+
+def _prompt_logprobs(fields: CompletionRequest) -> int | None:
+    """As many likeliest tokens as are shown of, by vLLM's field or with an echo."""
+    wanted = [prompt_logprobs(fields), fields.logprobs if _scored_echo(fields) else None]
+    return max((each for each in wanted if each is not None), default=None)
+
+
+def _echoed(service: Service, fields: CompletionRequest, prompts: list[Prompt]) -> list[str]:
+    """The text that is shown of each prompt."""
     if not fields.echo:
         return [""] * len(prompts)
     decode_ids = service.frontend.tokenizer.decode
@@ -107,74 +133,96 @@ class CompletionAnswer:
     """The answers in the shape of completions; choices are numbered prompt by prompt.
 
     Args:
-        echoes: Text to put in front of the answers to each prompt.
+        echoes: What to put in front of the answers to each prompt.
         n: Answers to each prompt.
+        rivals: Likeliest tokens to tell of at each of a prompt, in vLLM's way; None for nothing.
         prompts: Their tokens, if those and the answers' are to be told.
     """
 
-    def __init__(self, echoes: list[str], n: int, prompts: list[bytes] | None):
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+    def __init__(self, echoes: list[Echo], n: int, rivals: int | None, prompts: list[bytes] | None):
         self._echoes = echoes
         self._n = n
+        self._rivals = rivals
         self._prompts = prompts
 
     async def whole(self, deltas: Deltas) -> list[CompletionChoice]:
         pieces: list[list[TextDelta]] = [[] for _ in range(self._n * len(self._echoes))]
+        front = [echo.begin() for echo in self._echoes]
+        told: list[PromptLogprobs] = [[None] for _ in self._echoes]
         async with aclosing(deltas):
             async for prompt, delta in deltas:
                 pieces[prompt * self._n + delta.index].append(delta)
-        return [
-            CompletionChoice(
-                index,
-                self._echoes[index // self._n] + "".join(delta.text for delta in news),
-                _logprobs([each for delta in news for each in delta.logprobs], 0),
-                news[-1].finish,
-                news[-1].stop,
-                *self._told(index, news, first=True),
+                _extend(front[prompt], self._echoes[prompt].take(delta))
+                if self._rivals is not None:
+                    told[prompt] += [scored(each, self._rivals) for each in delta.prompt_logprobs]
+        choices = []
+        for index, news in enumerate(pieces):
+            prompt, place = divmod(index, self._n)
+            echo, logprobs = self._echoes[prompt], front[prompt] if not place else None
+            chosen = [each for delta in news for each in delta.logprobs]
+            choices.append(
+                CompletionChoice(
+                    index,
+                    echo.text + "".join(delta.text for delta in news),
+                    _logprobs(logprobs, chosen, len(echo.text)),
+                    news[-1].finish,
+                    news[-1].stop,
+                    *self._told(index, news, first=True),
+                    prompt_logprobs=(
+                        told[prompt] if self._rivals is not None and not place else UNSET
+                    ),
+                )
             )
-            for index, news in enumerate(pieces)
-        ]
+        return choices
 
     async def chunks(self, deltas: Deltas) -> AsyncGenerator[list[CompletionChoice], None]:
         begun: set[int] = set()
         offsets: dict[int, int] = {}
         async with aclosing(deltas):
             async for prompt, delta in deltas:
-                index = prompt * self._n + delta.index
-                text = delta.text
+                index, echo = prompt * self._n + delta.index, self._echoes[prompt]
+                text, front = delta.text, CompletionLogprobs()
                 first = index not in begun
                 if first:
                     begun.add(index)
-                    text = self._echoes[prompt] + text
+                    text, front = echo.text + text, echo.begin()
+                    offsets[index] = len(echo.text)
+                _extend(front, echo.take(delta))
+                logprobs = _logprobs(front, delta.logprobs, offsets[index])
                 told = self._told(index, [delta], first=first)
-                if not (text or delta.logprobs or delta.finish or told):
+                if not (text or logprobs or delta.finish or self._prompts):
                     continue
-                logprobs = _logprobs(delta.logprobs, offsets.get(index, 0))
-                if logprobs is not None:
-                    offsets[index] = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
+                offsets[index] += sum(len(each.token) for each in delta.logprobs)
                 yield [CompletionChoice(index, text, logprobs, delta.finish, delta.stop, *told)]
 
-    def _told(self, index: int, news: list[TextDelta], *, first: bool) -> list[list[int]]:
+    def _told(
+        self, index: int, news: list[TextDelta], *, first: bool
+    ) -> tuple[list[int] | UnsetType, list[int] | UnsetType]:
         """The tokens of ``news``, and those of the prompt in the ``first`` chunk; none unasked."""
         if self._prompts is None:
-            return []
+            return UNSET, UNSET
         ids = [each for delta in news for each in token_ids(delta)]
-        return [ids, unpack(self._prompts[index // self._n])] if first else [ids]
+        return ids, unpack(self._prompts[index // self._n]) if first else UNSET
 
 
 def _logprobs(
-    chosen: tuple[TokenLogprob, ...] | list[TokenLogprob], offset: int
+    front: CompletionLogprobs | None, chosen: Sequence[TokenLogprob], offset: int
 ) -> CompletionLogprobs | None:
-    """The logprobs of tokens whose text begins ``offset`` characters into the answer."""
-    if not chosen:
-        return None
-    shown = CompletionLogprobs([], [], [], [])
+    """Behind ``front``, those of tokens whose text begins ``offset`` characters into the choice."""
+    shown = front or CompletionLogprobs()
     for each in chosen:
         shown.text_offset.append(offset)
         shown.tokens.append(each.token)
         shown.token_logprobs.append(clipped(each.logprob))
-        shown.top_logprobs.append(
-            {other.token: clipped(other.logprob) for other in each.top}
-            | {each.token: clipped(each.logprob)}
-        )
+        shown.top_logprobs.append(likeliest(each))
         offset += len(each.token)
-    return shown
+    return shown if shown.tokens else None
+
+
+def _extend(front: CompletionLogprobs, more: CompletionLogprobs) -> None:
+    front.text_offset += more.text_offset
+    front.tokens += more.tokens
+    front.token_logprobs += more.token_logprobs
+    front.top_logprobs += more.top_logprobs

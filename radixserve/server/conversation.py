@@ -11,10 +11,12 @@ from starlette.datastructures import Headers
 
 from radixserve.engine.frontend import TextRequest
 from radixserve.scheduling.sampling import MAX_LOGPROBS
+from radixserve.server.beams import beams_of, check_free
 from radixserve.server.dialect import Reading
 from radixserve.server.kept import kept_to
 from radixserve.server.parameters import bad_words, check_model, sampling_params, text_request
 from radixserve.server.parsed import ParsedAnswer, call_id
+from radixserve.server.scored import prompt_logprobs
 from radixserve.server.service import Service
 from radixserve.server.structured import Form, check_form, form_of
 from radixserve.server.wire import ChatRequest, invalid
@@ -64,6 +66,8 @@ async def prepared(
         card,
         max_tokens=length,
         logprobs=("top_logprobs", _top_logprobs(fields)),
+        prompt_logprobs=prompt_logprobs(fields),
+        least=1 if fields.prompt_logprobs is None else 0,
     )
     draft = text_request(
         fields,
@@ -73,6 +77,7 @@ async def prepared(
         continuation=bool(fields.continue_final_message),
         most=service.frontend.most,
     )
+    draft = replace(draft, beams=beams_of(fields, sampling, card, most=service.frontend.most))
     reading = service.dialect.reading(fields)
     template_kwargs, without_effect = service.dialect.template_kwargs(fields)
     service.check_length(len(fields.messages), "messages", at_least=True)
@@ -81,6 +86,8 @@ async def prepared(
     service.check_load()
     encode = partial(_encode, service, fields, reading, template_kwargs, form)
     prompt, reading, (form, vain) = await service.text_work(encode)
+    if draft.beams is not None and form is not None:
+        check_free(form.grammar)
     await check_form(service, form)
     request = replace(
         draft,

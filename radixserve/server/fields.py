@@ -46,10 +46,6 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "lora_id": (),
     "suffix": ("",),
     # how to choose the tokens
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
-    "best_of": (1,),
     "stop_regex": ([], ""),
     "logits_processors": ([],),
     "custom_logit_processor": (),
@@ -58,7 +54,6 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "thinking_token_budget": (),
     # what to show of it
     "echo": (False,),
-    "prompt_logprobs": (),
     "logprob_token_ids": ([],),
     "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
@@ -84,7 +79,7 @@ HINTS = {
 CHAT_REFUSED: dict[str, tuple[object, ...]] = REFUSED
 TOOLS: dict[str, tuple[object, ...]] = {"tools": (), "tool_choice": ("none", "auto")}
 COMPLETION_REFUSED: dict[str, tuple[object, ...]] = {
-    **{name: neutral for name, neutral in REFUSED.items() if name not in ("echo", "best_of")},
+    **{name: neutral for name, neutral in REFUSED.items() if name != "echo"},
     "max_completion_tokens": (),
     "top_logprobs": (0,),
     **TOOLS,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixserve.engine.frontend import TextDelta, TextRequest
+from radixserve.engine.frontend import Alternative, TextDelta, TextRequest, TokenLogprob
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.answer import clipped
@@ -31,6 +31,8 @@ from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream
 from radixserve.server.structured import Form, check_form, form_of
 from radixserve.server.wire import GenerationFields, invalid
+from radixserve.text.tokenizer import Tokenizer
+from radixserve.tokens import TOKEN_BYTES, count, unpack
 
 DEFAULT_MAX_TOKENS = 128
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -120,7 +122,9 @@ async def generate(request: Request) -> Response:
         replace(draft, id=f"{identity}-{index}", prompt=prompt)
         for index, prompt in enumerate(tokens)
     ]
-    answers = Answers(identity, prompts, logprobs=bool(fields.return_logprob))
+    start = fields.logprob_start_len if draft.sampling.prompt_logprobs is not None else None
+    logprobs = bool(fields.return_logprob)
+    answers = Answers(identity, prompts, service.frontend.tokenizer, logprobs=logprobs, start=start)
     deltas = service.answers(prompts, request.state.visit)
     headers = ignored_header([*ignored, *without_effect])
     several = ("text" not in sent and "input_ids" not in sent) or draft.n > 1
@@ -132,9 +136,18 @@ async def generate(request: Request) -> Response:
 
 
 class Answers:
-    """What was generated so far, in the shape of this API."""
+    """What was generated so far, in the shape of this API. The logprobs of a prompt, from ``start``
+    on, stand beside the first answer to it; its first one has none, as there."""
 
-    def __init__(self, identity: str, prompts: list[TextRequest], *, logprobs: bool):
+    def __init__(
+        self,
+        identity: str,
+        prompts: list[TextRequest],
+        tokenizer: Tokenizer,
+        *,
+        logprobs: bool,
+        start: int | None,
+    ):
         self._identity = identity
         self._n = prompts[0].n
         self._logprobs = logprobs
@@ -142,6 +155,15 @@ class Answers:
         self._texts: list[list[str]] = [[] for _ in range(len(prompts) * self._n)]
         self._ids: list[list[int]] = [[] for _ in self._texts]
         self._shown: list[list[list[Any]]] = [[] for _ in self._texts]
+        self._rivals: list[list[list[Any]]] = [[] for _ in self._texts]
+        self._top = prompts[0].sampling.logprobs or 0
+        self._inputs: list[list[list[Any]]] = [[] for _ in self._texts]
+        self._input_rivals: list[list[list[Any] | None]] = [[] for _ in self._texts]
+        for place, prompt in enumerate(prompts):
+            if start is not None and start < count(prompt.prompt):
+                [token] = unpack(prompt.prompt[TOKEN_BYTES * start :][:TOKEN_BYTES])
+                self._inputs[place * self._n].append([None, token, tokenizer.token_text(token)])
+                self._input_rivals[place * self._n].append(None)
         self._last: list[dict[str, Any]] = [{} for _ in self._texts]
 
     async def whole(self, deltas: Deltas) -> list[dict[str, Any]]:
@@ -163,8 +185,12 @@ class Answers:
         index = prompt * self._n + delta.index
         self._texts[index].append(delta.text)
         self._ids[index] += delta.tokens
-        for token, each in zip(delta.tokens, delta.logprobs, strict=False):
-            self._shown[index].append([clipped(each.logprob), token, each.token])
+        for each in delta.prompt_logprobs:
+            self._inputs[index].append(_entry(each))
+            self._input_rivals[index].append([_entry(other) for other in each.top])
+        for each in delta.logprobs:
+            self._shown[index].append(_entry(each))
+            self._rivals[index].append([_entry(other) for other in each.top])
         if delta.text or delta.finish is not None:
             text = "".join(self._texts[index])
             self._texts[index] = [text]
@@ -186,9 +212,16 @@ class Answers:
             "e2e_latency": perf_counter() - self._began,
         }
         if self._logprobs:
-            meta["input_token_logprobs"] = []
+            meta["input_token_logprobs"] = self._inputs[index]
             meta["output_token_logprobs"] = self._shown[index]
+        if self._top:
+            meta["input_top_logprobs"] = self._input_rivals[index]
+            meta["output_top_logprobs"] = self._rivals[index]
         return meta
+
+
+def _entry(token: TokenLogprob | Alternative) -> list[Any]:
+    return [clipped(token.logprob), token.id, token.token]
 
 
 def _finish(delta: TextDelta) -> dict[str, Any] | None:
@@ -259,8 +292,12 @@ def _draft(
     prompts: int,
 ) -> TextRequest:
     start = -1 if fields.logprob_start_len is None else fields.logprob_start_len
-    if fields.return_logprob and start >= 0:
-        raise _unsupported("logprob_start_len")
+    if not -1 <= start < 2**31 - 1:
+        raise invalid("logprob_start_len", "logprob_start_len must be -1 or a place in the prompt")
+    scores = bool(fields.return_logprob) and start >= 0
+    if scores and fields.stream:
+        message = "logprobs of the prompt cannot be streamed: set stream to false"
+        raise invalid("logprob_start_len", message)
     top = fields.top_logprobs_num or 0
     if not 0 <= top <= MAX_LOGPROBS:
         raise invalid("top_logprobs_num", f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}")
@@ -292,6 +329,9 @@ def _draft(
         service.frontend.card,
         max_tokens=("max_tokens", DEFAULT_MAX_TOKENS if length is None else length),
         logprobs=("logprobs", top if fields.return_logprob else None),
+        prompt_logprobs=top if scores else None,
+        prompt_logprobs_start=max(1, start + 1),
+        least=0,
         grammar=None if form is None else form.grammar,
     )
     return text_request(

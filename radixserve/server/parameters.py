@@ -54,6 +54,9 @@ def sampling_params(
     *,
     max_tokens: tuple[str, int | None],
     logprobs: tuple[str, int | None],
+    prompt_logprobs: int | None = None,
+    prompt_logprobs_start: int = 1,
+    least: int = 1,
     grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Sampling settings: the client's, else the model's own defaults.
@@ -61,11 +64,19 @@ def sampling_params(
     Args:
         max_tokens: The field that the client used for it, and its value.
         logprobs: Likewise.
+        prompt_logprobs: See ``SamplingParams``, and so with ``prompt_logprobs_start``.
+        least: Of ``max_tokens``: 0 where the prompt alone is an answer.
         grammar: The form of the answer.
 
     Raises:
         ApiError: 400, a value is out of its range; ``param`` is the client's name for it.
     """
+    if max_tokens[1] == 0 and least:
+        raise invalid(
+            max_tokens[0],
+            f"{max_tokens[0]} must be at least 1; 0 is for requests that ask for something of the "
+            "prompt, by echo or prompt_logprobs",
+        )
     chosen: dict[str, float | int] = dict(card.defaults)
     for name in (
         "min_tokens",
@@ -88,6 +99,8 @@ def sampling_params(
             **chosen,  # type: ignore[arg-type]
             max_tokens=max_tokens[1],
             logprobs=logprobs[1],
+            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs_start=prompt_logprobs_start,
             logit_bias=fields.logit_bias or {},
             allowed_token_ids=None if allowed is None else tuple(allowed),
             stop_token_ids=tuple(fields.stop_token_ids or ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from radixserve.engine.messages import Usage
 from radixserve.server.wire import (
@@ -45,7 +45,11 @@ class Tally:
         cached = sum(usage.cached_tokens for usage in prompts.values())
         written = sum(usage.written_tokens for usage in prompts.values())
         copied = sum(usage.copied_tokens for usage in prompts.values())
-        parts = Reuse(cached - copied, copied, tokens - cached) if reuse else UNSET
+        shared = [each.shared_pages for each in prompts.values() if each.shared_pages is not None]
+        parts: Reuse | UnsetType = UNSET
+        if reuse or shared:
+            pages = sum(shared) if shared else UNSET
+            parts = Reuse(cached - copied, copied, tokens - cached, pages)
         return UsageObject(
             tokens,
             completion,

@@ -48,6 +48,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -65,6 +69,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
@@ -106,7 +111,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
-    best_of: int | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -122,6 +126,9 @@ class Reuse(msgspec.Struct, frozen=True):
     copied_tokens: int
     """Parts of blocks, copied from the cache."""
     computed_tokens: int
+    shared_pages: int | UnsetType = UNSET
+    """Of a beam search: pages that its beams read together, and that they would have needed in
+    addition if they had not."""
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
@@ -137,7 +144,7 @@ class UsageObject(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
     radixserve: Reuse | UnsetType = UNSET
-    """Only where ``return_cached_tokens_details`` asks for it."""
+    """Only where ``return_cached_tokens_details`` asks for it, and after a beam search."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -159,10 +166,25 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    text_offset: list[int]
-    token_logprobs: list[float]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    """None at the first token of an echoed prompt, which follows nothing."""
+
+    text_offset: list[int] = []
+    token_logprobs: list[float | None] = []
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class PromptLogprob(msgspec.Struct):
+    """As vLLM has it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[msgspec.Raw | None]
+"""For each token of a prompt ``dict[str, PromptLogprob]``, by token id, its own first; None for the
+first one. They are encoded as they come: there may be many."""
 
 
 class FunctionCall(msgspec.Struct):
@@ -218,6 +240,8 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """In the first choice of a prompt, where they were asked for."""
 
 
 class Completion(msgspec.Struct):
@@ -232,6 +256,8 @@ class Completion(msgspec.Struct):
     usage: UsageObject | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     """Of a chat, in the first chunk of a stream."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Of a chat, where they were asked for."""
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:

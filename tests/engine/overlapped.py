@@ -15,7 +15,7 @@ from radixserve.config import EngineConfig
 from radixserve.model.runner import ModelInfo
 from radixserve.scheduling.plan import UNKNOWN, Row, Sampled, StepPlan
 from radixserve.tokens import pack
-from tests.scheduling.simulated import VOCABULARY, SimulatedModel
+from tests.scheduling.simulated import VOCABULARY, SimulatedModel, scores
 
 Pace = Literal["late", "early", "random"]
 POISON = -1
@@ -165,14 +165,15 @@ class OverlappedModel(SimulatedModel):
         for row in step.plan.rows:
             draws = 1 + len(row.forks) if row.sampling is not None else 0
             if row.request_id in step.poisoned:
-                step.result.append((Sampled(0),) * draws)
+                step.result.append((Sampled(0),) * draws + scores(row))
                 continue
             tokens = next(results)
             if draws and self._chance.random() < self._row_fault:
                 step.poisoned[row.request_id] = row.context
-                tokens = (Sampled(0, error="the model's output is not a number"),) * draws
+                fault = Sampled(0, error="the model's output is not a number")
+                tokens = (fault,) * draws + tokens[draws:]
             step.result.append(tokens)
-            if tokens:
+            if draws:
                 step.said[row.request_id] = tokens[0].token
 
 

@@ -38,6 +38,8 @@ class Watched:
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
         self.errors: dict[str, str | None] = {}
+        self.scores: dict[str, list[tuple[int, int]]] = {}
+        """What is still to be scored of each prompt, by place."""
         self.planted = False
         """Whether something is wrong on purpose, for the stand-in to notice."""
 
@@ -70,6 +72,8 @@ class Watched:
         stop = next((i for i in stops if i >= params.min_tokens), None)
         self.wanted[name] = (answer, "length") if stop is None else (answer[: stop + 1], "stop")
         self.prompts[name] = len(prompt)
+        start = len(prompt) if params.prompt_logprobs is None else params.prompt_logprobs_start
+        self.scores[name] = list(enumerate(prompt))[start:]
         self.outputs[name] = []
 
     def abort(self, name: str) -> None:
@@ -87,6 +91,9 @@ class Watched:
     def take(self, deltas: list[GenerationDelta]) -> None:
         for delta in deltas:
             assert delta.id not in self.finished, "something comes after the end"
+            for each in delta.scored:
+                assert not self.outputs[delta.id], "a prompt is scored after its answer"
+                assert (each.rank, each.token) == self.scores[delta.id].pop(0)
             self.outputs[delta.id] += [sampled.token for sampled in delta.sampled]
             answer, reason = self.wanted[delta.id]
             if delta.finish == "error":
@@ -101,6 +108,7 @@ class Watched:
                 self.errors[delta.id] = delta.error
             if delta.finish in ENDED:
                 assert (self.outputs[delta.id], delta.finish) == (answer, reason)
+                assert not self.scores[delta.id], "a score was lost"
 
     def run(self, most: int = 5000) -> int:
         for steps in range(most):
@@ -145,13 +153,16 @@ def traffic(watched: Watched, chance: random.Random, steps: int = 120) -> None:
 
 
 def ask(watched: Watched, chance: random.Random, name: str, tokens: list[int]) -> list[str]:
-    """A random request for an answer to ``tokens``, or for three."""
+    """A random request for an answer to ``tokens``, maybe an empty one, or for three."""
     names = [f"{name}/{index}" for index in range(chance.choice([1, 1, 1, 3]))]
-    count = chance.randrange(1, 14)
+    count = chance.randrange(14)
     for index, each in enumerate(names):
         answer = expected_output(tokens, count, index)
-        stop = (answer[chance.randrange(count)],) if chance.random() < 0.4 else ()
+        stop = (answer[chance.randrange(count)],) if chance.random() < 0.4 and count else ()
         more = {"frequency_penalty": 0.1} if chance.random() < 0.05 else {}
+        if not index and chance.random() < 0.15:
+            more["prompt_logprobs"] = 0
+            more["prompt_logprobs_start"] = chance.choice([1, 1, len(tokens) // 2 + 1])
         watched.add(
             each,
             tokens,

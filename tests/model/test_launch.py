@@ -25,8 +25,7 @@ from radixserve.model.kv_storage import KvStorage
 from radixserve.model.launch import LaunchedStep, Launcher
 from radixserve.model.loader import ModelFiles
 from radixserve.model.ops import TorchOps
-from radixserve.model.runner import ModelInfo, ModelRunner
-from radixserve.model.sampler import sample
+from radixserve.model.runner import ModelInfo, ModelRunner, outcome
 from radixserve.model.torch_decoder import TorchDecoder, geometry
 from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.plan import UNKNOWN, Row, Sampled, StepPlan
@@ -105,10 +104,7 @@ class TinyRunner:
         self.launch = None if device is None else launcher(compute, device)
 
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
-        logits = self.compute(plan.copies, paged_batch(plan, PAGE))
-        rows = [row for row in plan.rows if row.sampling is not None]
-        sampled = iter(sample(logits, rows, EOS))
-        return [() if row.sampling is None else next(sampled) for row in plan.rows]
+        return outcome(plan, self.compute(plan.copies, paged_batch(plan, PAGE)), EOS)
 
 
 def launcher(
@@ -149,6 +145,9 @@ def answers(runner: TinyRunner, seed: int, *, penalties: bool) -> Answers:
         core.cache.check()
         for delta in deltas:
             tokens, logprobs, _ = found[delta.id]
+            for each in delta.scored:
+                assert each.rank is not None
+                logprobs += [each.rank, each.logprob, *(value for _, value in each.top)]
             for each in delta.sampled:
                 tokens.append(each.token)
                 if each.logprob is not None:
@@ -159,7 +158,11 @@ def answers(runner: TinyRunner, seed: int, *, penalties: bool) -> Answers:
         cut, more = chance.randrange(1, 40), chance.randrange(6)
         prompt = stem[:cut] + [chance.randrange(3, tiny.VOCABULARY) for _ in range(more)]
         params = SamplingParams(
-            max_tokens=chance.randrange(6, 20), seed=number, **settings(chance, penalties)
+            max_tokens=chance.randrange(6, 20),
+            seed=number,
+            prompt_logprobs=number % 3 if number % 4 > 1 else None,
+            prompt_logprobs_start=1 + number,
+            **settings(chance, penalties),
         )
         for index in range(chance.choice([1, 1, 2])):
             name = f"{number}/{index}"

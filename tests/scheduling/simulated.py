@@ -13,7 +13,7 @@ from collections.abc import Callable
 from radixserve.cache.pages import SCRATCH_PAGE
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.config import EngineConfig
-from radixserve.scheduling.plan import Sampled, StepPlan
+from radixserve.scheduling.plan import MAX_SCORED, Row, Sampled, StepPlan
 from radixserve.scheduling.progress import Progress
 from radixserve.scheduling.request import Request
 from radixserve.scheduling.sampling import SamplingParams
@@ -50,6 +50,13 @@ def expected_output(prompt: list[int], count: int, salt: int = 0) -> list[int]:
     return unpack(history)[len(prompt) :]
 
 
+def scores(row: Row) -> tuple[Sampled, ...]:
+    """A token that is scored has its own position as its rank."""
+    tokens = unpack(row.history)
+    assert set(row.scores) <= set(range(row.start, row.context))
+    return tuple(Sampled(tokens[at + 1], -1.0, rank=at + 1) for at in row.scores)
+
+
 class SimulatedModel:
     """Executes plans on simulated KV. ``namespaces`` says which request is in which."""
 
@@ -66,6 +73,7 @@ class SimulatedModel:
     def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
         assert plan.rows
         assert plan.tokens <= self.budget, "a step computes more than its budget"
+        assert sum(len(row.scores) for row in plan.rows) <= MAX_SCORED
         assert plan.tokens == sum(row.count for row in plan.rows)
         for row in plan.rows[: plan.decoding]:
             assert row.count == 1
@@ -89,13 +97,14 @@ class SimulatedModel:
                 assert place not in written, "two rows write the same slot"
                 written.add(place)
                 self.kv[place[0]][place[1]] = right[position]
+            scored = scores(row)
             if row.sampling is None:
-                sampled.append(())
+                sampled.append(scored)
                 continue
             assert row.context * TOKEN_BYTES == len(row.history)
             choices = [row.sampling, *(fork.sampling for fork in row.forks)]
             sampled.append(
-                tuple(Sampled(next_token(row.history, each.seed or 0)) for each in choices)
+                tuple(Sampled(next_token(row.history, each.seed or 0)) for each in choices) + scored
             )
         return sampled
 
@@ -129,6 +138,7 @@ class Simulation:
         sibling: str | None = None,
         tenant: str = "",
         deadline: float | None = None,
+        follows: bool = False,
         **sampling,
     ) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling)
@@ -141,6 +151,7 @@ class Simulation:
             sibling=sibling,
             tenant=tenant,
             deadline=deadline,
+            follows=follows,
         )
         self.model.namespaces[name] = namespace
         self.outputs[name] = []

@@ -69,6 +69,19 @@ def test_what_finds_nothing_cached_is_served_as_it_came():
     assert starts == ["r0", "r1", "r2", "r3"]
 
 
+def test_what_goes_on_comes_before_those_that_have_waited_longer():
+    simulation = Simulation(num_pages=200, max_num_seqs=1)
+    starts = watch_starts(simulation)
+    for index in range(2):
+        simulation.add(f"r{index}", prompt(40, seed=index), 3)
+    simulation.add("next", prompt(41, seed=2), 1, follows=True)
+    simulation.run()
+    assert starts == ["next", "r0", "r1"]
+    # It is none of those that were asked for, and has not waited for its turn.
+    assert simulation.scheduler.totals.finished == {"length": 2}
+    assert simulation.scheduler.totals.prompt_tokens == 80
+
+
 def test_who_shares_with_the_one_that_has_run_comes_next():
     simulation = Simulation(num_pages=200, max_num_seqs=1)
     starts = watch_starts(simulation)

@@ -28,7 +28,7 @@ from radixserve.scheduling.grammar import Grammar
 from radixserve.server.protocol import BoundedProtocol
 from radixserve.tenant import Terms
 from radixserve.text.stop_strings import StopStrings
-from radixserve.tokens import pack
+from radixserve.tokens import pack, unpack
 
 MODEL = "fake/model"
 WAITED = 0.25
@@ -55,6 +55,15 @@ class FakeTokenizer:
         self.encoded += 1
         self.threads.add(threading.get_ident())
         return pack(list(text.encode()))
+
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def detokenizer(self) -> FakeTokenizer:
+        return self
+
+    def push(self, token_id: int) -> str:
+        return chr(token_id)
 
     def fewest_tokens(self, text: str) -> int:
         return len(text.encode())
@@ -111,6 +120,8 @@ class FakeFrontend:
         """In place of that, of each answer by its index."""
         self.end: int | None = None
         """The stop token that ends each answer."""
+        self.shared_pages: int | None = None
+        """By the beams of a search."""
         self.alive = True
         self.most = 1024
         self.waiting = 0
@@ -204,6 +215,15 @@ class FakeFrontend:
         text = self.answer + (str(index) if request.n > 1 else "")
         limit = request.sampling.max_tokens
         shown = text[:limit]
+        prompt, start = unpack(request.prompt), request.sampling.prompt_logprobs_start
+        if request.sampling.prompt_logprobs is not None and index == 0:
+            # In two pieces, and before any token.
+            scored = tuple(map(self._scored, prompt[start:]))
+            usage = Usage(len(prompt), 0, 0)
+            for piece in (scored[:3], scored[3:]):
+                yield TextDelta(index=index, prompt_logprobs=piece, usage=usage)
+        if not shown:
+            yield TextDelta(index=index, finish="length", usage=Usage(len(prompt), 0, cached))
         for position, letter in enumerate(shown):
             if position == self._hold_after:
                 assert self._gate is not None
@@ -212,8 +232,9 @@ class FakeFrontend:
                 await asyncio.sleep(self.pace)
             if position == self.die_after:
                 raise RuntimeError("secret detail")
-            prompt = len(request.prompt) // 4
-            usage = Usage(prompt, position + 1, cached, 0, prompt - cached)
+            shared = None if index else self.shared_pages
+            count = len(prompt)
+            usage = Usage(count, position + 1, cached, 0, count - cached, shared_pages=shared)
             if position == self.fail_after:
                 yield TextDelta(index=index, finish="error", usage=usage, error="It broke.")
                 return
@@ -240,8 +261,12 @@ class FakeFrontend:
     def _logprob(self, letter: str, index: int) -> TokenLogprob:
         data = letter.encode()
         logprob = self.logprobs[index] if self.logprobs else self.logprob
-        rival = Alternative("?", b"?", float("-inf"))
-        return TokenLogprob(letter, data, logprob, (rival,))
+        rival = Alternative("?", b"?", float("-inf"), ord("?"))
+        return TokenLogprob(letter, data, logprob, (rival,), ord(letter))
+
+    def _scored(self, token: int) -> TokenLogprob:
+        rival = Alternative("?", b"?", -0.25, ord("?"))
+        return TokenLogprob(chr(token), bytes([token]), -1.5, (rival,), token, 7)
 
     def _cached(self, request: TextRequest) -> int:
         key = (request.namespace, request.prompt)

@@ -109,7 +109,6 @@ def test_a_prompt_that_cannot_be_is_refused_by_name(
 
 
 def test_what_is_not_built_is_refused(client: TestClient):
-    assert refused(complete(client, echo=True, logprobs=0)) == ("echo", "unsupported_parameter")
     assert refused(complete(client, suffix="end")) == ("suffix", "unsupported_parameter")
     assert complete(client, best_of=2, n=2).status_code == 200
 

@@ -38,8 +38,7 @@ def test_completions_refuse_it_too(client: TestClient, name: str):
     ("name", "value"),
     [
         ("modalities", ["text", "audio"]),
-        ("use_beam_search", True),
-        ("best_of", 2),
+        ("lora_path", "x"),
         ("structural_tag", {"structures": [{"begin": "a" * 1000}]}),
     ],
 )
@@ -172,6 +171,9 @@ SENT: dict[str, tuple[object, str, str]] = {
     # others'
     "suffix": ("a", REFUSED, REFUSED),
     "best_of": (2, REFUSED, HONOURED),
+    "use_beam_search": (True, HONOURED, HONOURED),
+    "length_penalty": (0.5, REFUSED, REFUSED),  # without a beam search, and so the next one
+    "early_stopping": (True, REFUSED, REFUSED),
     "nvext": ({}, LISTED, LISTED),
     "no_such_field": (1, LISTED, LISTED),
 }
@@ -192,6 +194,6 @@ def test_whatever_common_clients_send_has_an_effect_or_is_told_of(client: TestCl
 
 def test_every_field_that_is_honoured_is_in_that_table():
     needed = {"messages", "prompt", "model", "top_logprobs", "timeout", "cache"}
-    elsewhere = {"json_schema", "grammar", "prompt_logprobs", "use_beam_search", "length_penalty"}
+    elsewhere = {"json_schema", "grammar", "prompt_logprobs"}
     for struct in (ChatRequest, CompletionRequest):
         assert set(struct.__struct_fields__) <= SENT.keys() | needed | elsewhere

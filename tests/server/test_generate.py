@@ -60,6 +60,28 @@ def test_logprobs_stand_beside_their_tokens(client: TestClient):
     assert len(meta["output_token_logprobs"]) == len(ANSWER)
 
 
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 9])
+def test_logprobs_of_a_prompt_begin_where_they_are_asked_for(
+    client: TestClient, frontend: FakeFrontend, start: int
+):
+    sampling = {"max_new_tokens": 0, "n": 2}
+    asked = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": 1}
+    first, second = generate(client, text="Once", sampling_params=sampling, **asked).json()
+    meta = first["meta_info"]
+    tokens = "Once"[start:]
+    assert [text for _, _, text in meta["input_token_logprobs"]] == list(tokens)
+    assert [token for _, token, _ in meta["input_token_logprobs"]] == list(tokens.encode())
+    # The first one has none, wherever it stands.
+    logprobs = [logprob for logprob, _, _ in meta["input_token_logprobs"]]
+    assert logprobs == [None, *[-1.5] * 3][: len(tokens)]
+    rivals = [None, *[[[-0.25, ord("?"), "?"]]] * 3][: len(tokens)]
+    assert meta["input_top_logprobs"] == rivals
+    assert meta["output_token_logprobs"] == meta["output_top_logprobs"] == []
+    assert meta["completion_tokens"] == 0
+    assert second["meta_info"]["input_token_logprobs"] == []
+    assert frontend.requests[0].sampling.prompt_logprobs_start == start + 1
+
+
 def test_what_its_benchmark_sends_is_taken(client: TestClient):
     answer = generate(
         client,
@@ -115,13 +137,20 @@ def test_extra_key_narrows_beside_the_salt(client: TestClient, frontend: FakeFro
         ({"text": "a", "sampling_params": {"stop": ["a", 1]}}, "sampling_params.stop.1"),
         ({"text": "a", "sampling_params": {"logit_bias": {"1": 101}}},
          "sampling_params.logit_bias.1"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": -1}},
+            "sampling_params.max_new_tokens",
+        ),
         ({"text": "a", "sampling_params": {"min_new_tokens": 129}},
          "sampling_params.min_new_tokens"),
         ({"text": "a", "sampling_params": {"sampling_seed": 2**64}},
          "sampling_params.sampling_seed"),
         ({"text": "a", "priority": 2**31}, "priority"),
-        ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
+        (
+            {"text": "a", "return_logprob": True, "logprob_start_len": 0, "stream": True},
+            "logprob_start_len",
+        ),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num"),
         ({"text": "x" * 300}, "text"),
     ],

@@ -48,13 +48,15 @@ def test_an_empty_prompt_is_refused_a_blank_one_answered_and_the_next_one_too(tm
     asyncio.run(asyncio.wait_for(scenario(), HANG))
 
 
-@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"stream": True}, {"n": 2}])
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"stream": True}, {"n": 2}])
 def test_no_tokens_at_all_are_refused_by_name_whatever_else_is_asked(tmp_path, fields):
     async def scenario() -> None:
         async with stack(tmp_path) as server:
             asked = await server.ask(prompt="a", max_tokens=0, **fields)
             assert refused(asked) == ("max_tokens", "invalid_value")
             assert said(await server.ask(prompt="a", max_tokens=1)) == "T"
+            assert said(await server.ask(prompt="a", max_tokens=0, echo=True, **fields)) == "a"
+            await server.settle()
 
     asyncio.run(asyncio.wait_for(scenario(), HANG))
 

@@ -15,24 +15,6 @@ from tests.server.fake import FakeFrontend
 from tests.text.tiny import tiny_tokenizer_dir
 
 
-@pytest.mark.parametrize("value", [0, 1, 5, -1, True, False])
-def test_logprobs_of_the_prompt_are_refused_and_nothing_is_computed(
-    client: TestClient, frontend: FakeFrontend, value: object
-):
-    # Reused positions have none, so that whoever gave some would have made them up.
-    for response in (
-        complete(client, prompt_logprobs=value),
-        complete(client, prompt_logprobs=value, stream=True),
-        chat(client, prompt_logprobs=value),
-    ):
-        error = error_of(response)
-        assert (error["param"], error["code"]) == ("prompt_logprobs", "unsupported_parameter")
-        assert error["message"].startswith("prompt_logprobs is not supported")
-    assert refused(complete(client, echo=True, logprobs=1))[0] == "echo"
-    assert not frontend.requests
-    assert complete(client, prompt_logprobs=None).status_code == 200
-
-
 @pytest.mark.parametrize(
     "fields",
     [

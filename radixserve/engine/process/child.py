@@ -63,6 +63,7 @@ def main(load: Load | None = None) -> None:
                 vocab_size=info.vocab_size,
                 embedding_size=info.embedding_size,
                 defaults=info.sampling_defaults,
+                eos_token_ids=info.eos_token_ids,
                 most=config.max_num_seqs + config.max_queue,
                 stats=core.stats(),
             )

@@ -155,6 +155,7 @@ class SupervisedLLM(Asking):
             prefix_cache=self.config.prefix_cache,
             kv_cache_dtype=self.config.kv_cache_dtype,
             defaults=ready.defaults,
+            eos_token_ids=ready.eos_token_ids,
         )
         if first:
             self._streams = Streams(self.tokenizer, ready.most, self._command)
