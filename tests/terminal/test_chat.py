@@ -348,4 +348,4 @@ def test_ctrl_c_stops_the_engine_s_answer_and_the_next_one_comes():
 
 def test_a_setting_that_cannot_be_is_refused_before_a_model_is_loaded():
     with pytest.raises(InvalidRequestError, match="max_tokens"):
-        InProcess("no/such-model", max_tokens=0)
+        InProcess("no/such-model", max_tokens=-1)
