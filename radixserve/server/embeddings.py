@@ -17,8 +17,9 @@ from starlette.responses import Response
 from radixserve.engine.frontend import ModelCard, TextRequest
 from radixserve.errors import DeadlineError
 from radixserve.scheduling.sampling import Pooling, SamplingParams
+from radixserve.server.answer import headers_of
 from radixserve.server.errors import ApiError
-from radixserve.server.fields import ignored_header, triage
+from radixserve.server.fields import triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, text_request
 from radixserve.server.prompts import Prompts, encoded, named
@@ -94,8 +95,6 @@ async def embeddings(request: Request) -> Response:
         encode = partial(encoded, service, prompt, param, add_special_tokens=special)
         tokens = await service.text_work(encode)
         requests.append(replace(draft, id=f"{draft.id}-{index}", prompt=tokens))
-    if draft.priority and not service.settings.priorities:
-        ignored.append("priority")
     visit: Visit = request.state.visit
     found = _embedded(service, requests, visit, size, fields.encoding_format or "float")
     data = await until_gone(request.receive, found)
@@ -103,7 +102,9 @@ async def embeddings(request: Request) -> Response:
     encode = partial(msgspec.json.encode, answer)
     # So many numbers would hold up the event loop.
     shown = await service.text_work(encode) if len(data) * size > 2**14 else encode()
-    return Response(shown, headers=ignored_header(ignored), media_type="application/json")
+    return Response(
+        shown, headers=headers_of(service, draft, ignored), media_type="application/json"
+    )
 
 
 def _draft(fields: EmbeddingRequest, request: Request, service: Service) -> TextRequest:

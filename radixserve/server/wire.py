@@ -41,19 +41,10 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     structural_tag: msgspec.Raw | UnsetType = UNSET
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
-    """What chat completions and completions have in common. None is always the same as absent."""
+class CommonFields(msgspec.Struct, kw_only=True):
+    """What every API that generates in OpenAI's ways has. None is always the same as absent."""
 
     model: str | None = None
-    stream: bool | None = None
-    stream_options: dict[str, bool | None] | None = None
-    n: int | None = None
-    best_of: int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -63,24 +54,38 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     cache: CacheFields | None = None
     timeout: float | None = None
+
+
+class GenerationFields(CommonFields, kw_only=True):
+    """What chat completions and completions have in common besides."""
+
+    stream: bool | None = None
+    stream_options: dict[str, bool | None] | None = None
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    max_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
     return_cached_tokens_details: bool | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: msgspec.Raw | UnsetType = UNSET
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

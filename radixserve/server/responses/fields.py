@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from radixserve.server.fields import REFUSED
 from radixserve.server.responses.wire import ResponsesRequest, TextFormat
-from radixserve.server.wire import ChatRequest, JsonSchema, ResponseFormat, invalid
+from radixserve.server.wire import ChatRequest, CommonFields, JsonSchema, ResponseFormat, invalid
 
 MAX_METADATA = 16
 LONGEST_KEY = 64
@@ -50,32 +50,7 @@ RESPONSES_HINTS = {
     "reasoning_effort": "Use reasoning.effort.",
     "logprobs": "Use include, with message.output_text.logprobs.",
 }
-SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "ignore_eos",
-    "structured_outputs",
-    "chat_template_kwargs",
-    "priority",
-    "cache_salt",
-    "extra_key",
-    "cache",
-    "timeout",
-    "parallel_tool_calls",
-)
+SAME = (*CommonFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
 """Fields that chat requests have too."""
 LOGPROBS = "message.output_text.logprobs"
 OFFERED = frozenset(

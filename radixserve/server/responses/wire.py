@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from radixserve.server.wire import CacheFields, StructuredOutputs
+from radixserve.server.wire import CommonFields
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -89,10 +89,9 @@ class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """None is always the same as absent."""
+class ResponsesRequest(CommonFields, kw_only=True):
+    """OpenAI's fields, and those that chat completions take beside them."""
 
-    model: str | None = None
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -108,30 +107,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: dict[str, Any] | None = None
     top_logprobs: int | None = None
-
-    # What this server takes beside OpenAI's fields, as chat completions do.
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    ignore_eos: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    cache: CacheFields | None = None
-    timeout: float | None = None
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
