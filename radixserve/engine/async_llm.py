@@ -25,6 +25,7 @@ from radixserve.engine.messages import (
     Refusal,
     StepNews,
     Stop,
+    Surveyed,
 )
 from radixserve.engine.model_files import prepare, settle
 from radixserve.engine.streams import Asking, Streams
@@ -112,7 +113,7 @@ class AsyncLLM(Asking):
             raise EngineDeadError("The engine has stopped.")
         self._commands.put(command)
 
-    def _take(self, news: StepNews | Refusal | Lost | Dropped) -> None:
+    def _take(self, news: StepNews | Refusal | Lost | Dropped | Surveyed) -> None:
         if isinstance(news, StepNews):
             self._learn(news.stats)
         try:

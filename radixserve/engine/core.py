@@ -124,14 +124,15 @@ class EngineCore:
         """Queue a request.
 
         Raises:
-            InvalidRequestError: an empty prompt, a token id that the model does not have, or a
-                grammar although its answers can have none.
+            InvalidRequestError: an empty prompt, a token id that the model does not have, a
+                grammar although its answers can have none, or nothing but ends to choose from.
             ContextLengthError: the prompt can never fit.
             OverloadedError: the queue is full.
             LostError: all requests were lost, this one too.
         """
-        vocabulary = self.runner.info.vocab_size
-        request.sampling.check_vocabulary(vocabulary)
+        vocabulary, sampling = self.runner.info.vocab_size, request.sampling
+        sampling.check_vocabulary(vocabulary)
+        sampling.check_ends(self.runner.info.eos_token_ids, vocabulary)
         tokens = np.frombuffer(request.tokens, dtype=">i4")
         unknown = np.flatnonzero((tokens < 0) | (tokens >= vocabulary))
         if unknown.size:
@@ -141,7 +142,6 @@ class EngineCore:
                 f"this model has {vocabulary}.",
                 param="prompt",
             )
-        sampling = request.sampling
         if sampling.pooling is not None and self.runner.info.embedding_size is None:
             raise InvalidRequestError(NO_EMBEDDINGS, code="unsupported_parameter")
         if sampling.seed is None and not sampling.greedy:

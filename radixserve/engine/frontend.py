@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from radixserve.cache.purge import Purge
+from radixserve.cache.view import TreeView
 from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
 from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
@@ -187,6 +188,13 @@ class Frontend(Protocol):
 
     async def purge(self, namespace: bytes) -> Purge:
         """Forget what is cached for requests of this namespace; those that run keep what they hold.
+
+        Raises:
+            EngineDeadError: the step loop has ended.
+        """
+
+    async def survey(self, limit: int, tenant: str | None = None) -> TreeView:
+        """At most ``limit`` nodes of the cache's tree, of all tenants or of one.
 
         Raises:
             EngineDeadError: the step loop has ended.

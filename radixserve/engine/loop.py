@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from radixserve.cache.purge import Purge
+from radixserve.cache.view import view
 from radixserve.engine.core import EngineCore
 from radixserve.engine.messages import (
     Abort,
@@ -30,6 +31,8 @@ from radixserve.engine.messages import (
     SetTenants,
     StepNews,
     Stop,
+    Survey,
+    Surveyed,
 )
 from radixserve.engine.pace import Pace
 from radixserve.errors import DeadlineError, EngineDeadError, LostError, RadixServeError
@@ -130,6 +133,9 @@ class EngineLoop:
                     self._forget(partial(core.reset_prefix_cache, command.tenant))
                 case Forget():
                     self._forget(partial(core.purge, command.namespace))
+                case Survey():
+                    tree = view(core.cache, command.limit, command.tenant)
+                    self._send(Surveyed(tree))
                 case SetTenants():
                     core.set_tenants(command.terms)
                 case SetPublic():

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from radixserve.cache.purge import Purge
+from radixserve.cache.view import TreeView
 from radixserve.errors import (
     ConfigError,
     ContextLengthError,
@@ -174,6 +175,14 @@ class Forget(Message, frozen=True):
     namespace: bytes
 
 
+class Survey(Message, frozen=True):
+    """Show at most ``limit`` nodes of the tree, of all tenants or of one; answered by
+    ``Surveyed``."""
+
+    limit: int
+    tenant: str | None = None
+
+
 class SetTenants(Message, frozen=True):
     """From now on these are the terms of tenants; whoever is not among them has the defaults."""
 
@@ -200,7 +209,7 @@ class RankLost(Message, frozen=True):
     reason: str
 
 
-Command = Add | Abort | Reset | Forget | SetTenants | SetPublic | Stop | Ping | RankLost
+Command = Add | Abort | Reset | Forget | Survey | SetTenants | SetPublic | Stop | Ping | RankLost
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -281,9 +290,15 @@ class Lost(Message, frozen=True):
 
 
 class Dropped(Message, frozen=True):
-    """What a ``Reset`` or a ``Forget`` did; they are answered in order."""
+    """What a ``Reset`` or a ``Forget`` did; whatever is answered is answered in order."""
 
     purge: Purge
+
+
+class Surveyed(Message, frozen=True):
+    """The answer to a ``Survey``."""
+
+    tree: TreeView
 
 
 class Found(Message, frozen=True):
@@ -313,4 +328,4 @@ class Failure(Message, frozen=True):
     fault: Fault
 
 
-News = StepNews | Refusal | Lost | Dropped | Found | Ready | Failure
+News = StepNews | Refusal | Lost | Dropped | Surveyed | Found | Ready | Failure

@@ -7,10 +7,12 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from radixserve.cache.purge import Purge
+from radixserve.cache.view import TreeView
 from radixserve.engine.answer import Answer, not_begun
 from radixserve.engine.beam_answers import beam_answers
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
@@ -28,6 +30,8 @@ from radixserve.engine.messages import (
     SetPublic,
     SetTenants,
     StepNews,
+    Survey,
+    Surveyed,
 )
 from radixserve.engine.process.grammar_trials import GrammarTrials
 from radixserve.errors import (
@@ -66,13 +70,14 @@ class Streams:
         self.most = most
         self.send = send
         self._inboxes: dict[str, Inbox] = {}
-        self._resets: deque[asyncio.Future[Purge]] = deque()
+        self._asked: deque[asyncio.Future[Any]] = deque()
+        """Those whose commands are answered, in order."""
         self._ended: deque[float] = deque(maxlen=LATELY)
 
     @property
     def waiting(self) -> bool:
         """Whether anybody waits for news of the engine."""
-        return bool(self._inboxes or self._resets)
+        return bool(self._inboxes or self._asked)
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         """See ``Frontend.generate``."""
@@ -151,11 +156,11 @@ class Streams:
                 ended[news.id] = news
         return [ended[identity] for identity in identities]
 
-    async def forget(self, command: Reset | Forget) -> Purge:
-        """See ``Frontend.reset_prefix_cache`` and ``Frontend.purge``."""
-        done: asyncio.Future[Purge] = asyncio.get_running_loop().create_future()
+    async def ask(self, command: Reset | Forget | Survey) -> Any:
+        """What the engine answers to ``command``."""
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.send(command)
-        self._resets.append(done)
+        self._asked.append(done)
         return await done
 
     def retry_after(self) -> float:
@@ -164,7 +169,7 @@ class Streams:
             return 1.0
         return len(self._inboxes) * (self._ended[-1] - self._ended[0]) / (len(self._ended) - 1)
 
-    def take(self, news: StepNews | Refusal | Lost | Dropped) -> None:
+    def take(self, news: StepNews | Refusal | Lost | Dropped | Surveyed) -> None:
         """Hand news of the engine to those whom they concern."""
         match news:
             case StepNews():
@@ -182,19 +187,24 @@ class Streams:
                 for inbox in set(self._inboxes.values()):
                     inbox.put_nowait(news.fault.error())
             case Dropped():
-                done = self._resets.popleft()
-                if not done.done():
-                    done.set_result(news.purge)
+                self._answer(news.purge)
+            case Surveyed():
+                self._answer(news.tree)
 
     def fail(self, error: Exception) -> None:
         """End all that is under way with ``error``."""
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in set(inboxes.values()):
             inbox.put_nowait(error)
-        while self._resets:
-            done = self._resets.popleft()
+        while self._asked:
+            done = self._asked.popleft()
             if not done.done():
                 done.set_exception(error)
+
+    def _answer(self, result: object) -> None:
+        done = self._asked.popleft()
+        if not done.done():
+            done.set_result(result)
 
     def _forget(self, identity: str, *, running: bool) -> None:
         if self._inboxes.pop(identity, None) is None:
@@ -267,10 +277,16 @@ class Asking:
             yield SetPublic(list(self._public))
 
     async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
-        return await self._streams.forget(Reset(tenant))
+        purge: Purge = await self._streams.ask(Reset(tenant))
+        return purge
 
     async def purge(self, namespace: bytes) -> Purge:
-        return await self._streams.forget(Forget(namespace))
+        purge: Purge = await self._streams.ask(Forget(namespace))
+        return purge
+
+    async def survey(self, limit: int, tenant: str | None = None) -> TreeView:
+        tree: TreeView = await self._streams.ask(Survey(limit, tenant))
+        return tree
 
     def retry_after(self) -> float:
         return self._streams.retry_after()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixserve.model.sampler import NONE_LEFT, NOT_A_NUMBER, plainly_greedy, stops, uniforms
+from radixserve.model.sampler import NONE_LEFT, NOT_A_NUMBER, plainly_greedy, uniforms
 from radixserve.scheduling.plan import Row, Sampled
 from radixserve.scheduling.sampling import SamplingParams
 
@@ -226,7 +226,7 @@ def _biases(draw: Draw, eos_token_ids: Collection[int]) -> list[tuple[int, float
     """What is added to the logits of which tokens."""
     biases = list(draw.params.logit_bias.items())
     if draw.row.generated < draw.params.min_tokens:
-        biases += [(token, -math.inf) for token in stops(draw.params, eos_token_ids)]
+        biases += [(token, -math.inf) for token in draw.params.stops(eos_token_ids)]
     return biases
 
 

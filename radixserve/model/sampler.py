@@ -111,11 +111,6 @@ def _product(
     return high * b + (middle >> _HALF) + carry, np.uint64(factor) * values
 
 
-def stops(params: SamplingParams, eos_token_ids: Collection[int]) -> list[int]:
-    """The tokens that may not be chosen before ``min_tokens``."""
-    return [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
-
-
 def _params(row: Row) -> SamplingParams:
     if row.sampling is None:
         raise ValueError(f"row {row.request_id} does not sample")
@@ -188,7 +183,7 @@ def _adjusted(
     if params.logit_bias:
         logits[list(params.logit_bias)] += list(params.logit_bias.values())
     if too_short:
-        logits[stops(params, eos_token_ids)] = -math.inf
+        logits[list(params.stops(eos_token_ids))] = -math.inf
     if bad := params.bad_tokens(row.history, row.generated):
         left = logits.copy()
         left[bad] = -math.inf
@@ -218,7 +213,7 @@ def _in_grammar(
     packed = np.frombuffer(matcher.allowed(), np.uint8)
     allowed = np.unpackbits(packed, count=vocabulary, bitorder="little").view(np.bool_)
     allowed[list(eos_token_ids)] = False
-    allowed[stops(params, eos_token_ids)] = matcher.may_end
+    allowed[list(params.stops(eos_token_ids))] = matcher.may_end
     return allowed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -149,6 +150,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for position, word in enumerate(self.bad_words):
             for token in unpack(word):
                 _within(f"bad_words.{position}", token, 0, vocab_size - 1)
+
+    def check_ends(self, eos_token_ids: Collection[int], vocab_size: int) -> None:
+        """Refuse answers that have to go on although every token that may be chosen ends them.
+
+        Raises:
+            InvalidRequestError: so it is before ``min_tokens``.
+        """
+        if not self.min_tokens:
+            return
+        stops, allowed = self.stops(eos_token_ids), self.allowed_token_ids
+        none_left = len(stops) >= vocab_size if allowed is None else stops.issuperset(allowed)
+        if none_left:
+            param = "stop_token_ids" if allowed is None else "allowed_token_ids"
+            raise InvalidRequestError(
+                f"Every token that may be chosen ends the answer, which min_tokens "
+                f"({self.min_tokens}) forbids: change {param} or leave min_tokens out.",
+                param=param,
+            )
+
+    def stops(self, eos_token_ids: Collection[int]) -> frozenset[int]:
+        """The tokens that end the answer, and may not be chosen before ``min_tokens``. O(stops)."""
+        own = frozenset(self.stop_token_ids)
+        return own if self.ignore_eos else own.union(eos_token_ids)
 
     @property
     def greedy(self) -> bool:

@@ -97,14 +97,13 @@ class Scheduler:
             raise OverloadedError(f"{len(self.waiting)} requests are waiting already; try later.")
         self._arrivals += 1
         room, most = self.capacity - length, sampling.max_tokens
-        stops = frozenset(sampling.stop_token_ids)
         request = Request(
             id=request_id,
             tokens=bytearray(tokens),
             prompt_length=length,
             limit=length + (room if most is None else min(room, most)),
             sampling=sampling,
-            stop_tokens=stops if sampling.ignore_eos else stops | self.eos_tokens,
+            stop_tokens=sampling.stops(self.eos_tokens),
             namespace=namespace,
             tenant=tenant,
             account=self.accounts.of(tenant),

@@ -39,7 +39,7 @@ from radixserve.server.messages.routes import count_tokens, create_message
 from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
 from radixserve.server.openapi import openapi
-from radixserve.server.page import files, page
+from radixserve.server.page import cache_page, files, page
 from radixserve.server.recording import Recorder
 from radixserve.server.request_id import RequestId
 from radixserve.server.responses.create import count_input_tokens, create_response
@@ -60,6 +60,7 @@ from radixserve.server.tenants.public import declare_prefix, list_prefixes, with
 from radixserve.server.tenants.registry import Registry
 from radixserve.server.tenants.visit import Need
 from radixserve.server.tokenize import detokenize, tokenize
+from radixserve.server.tree import cache_tree
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -90,6 +91,7 @@ OPEN: list[BaseRoute] = [
     Route("/version", version),
     # Files, which a browser loads before anybody has typed a key into them.
     Route("/", page),
+    Route("/cache", cache_page),
     Mount("/web", files()),
 ]
 """What needs no key."""
@@ -123,6 +125,7 @@ TENANTS: list[BaseRoute] = [
     _get("/v1/batches/{id}", get_batch, "batches"),
     _post("/v1/batches/{id}/cancel", cancel_batch, "batches"),
     _get("/v1/cache/stats", cache_stats, "cache"),
+    _get("/v1/cache/tree", cache_tree, "cache"),
     _route("/v1/cache/tenants/{tenant}", purge_tenant, "cache", "DELETE"),
     _post("/v1/cache/purge", purge_session, "cache"),
     _get("/v1/cache/public", list_prefixes, "public_prefixes"),

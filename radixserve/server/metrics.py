@@ -155,6 +155,8 @@ class RequestTimer:
         self._metrics = metrics
         self._model = model
         self._tenant = tenant
+        self._gap = metrics.between_tokens.labels(model).observe
+        """Found once: it is called for each token."""
         self._start = perf_counter()
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
@@ -167,8 +169,7 @@ class RequestTimer:
             self._metrics.tenants.waited(self._model, self._tenant, delta.waited)
         if delta.tokens:
             if delta.index in self._last:
-                gap = (now - self._last[delta.index]) / len(delta.tokens)
-                self._metrics.between_tokens.labels(self._model).observe(gap)
+                self._gap((now - self._last[delta.index]) / len(delta.tokens))
             else:
                 if not self._first:
                     self._metrics.first_token.labels(self._model).observe(now - self._start)

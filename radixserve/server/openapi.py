@@ -44,6 +44,7 @@ from radixserve.server.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from radixserve.server.tree import TreeObject
 from radixserve.server.wire import ChatRequest, CompletionRequest
 
 Struct = type[msgspec.Struct]
@@ -82,6 +83,7 @@ ANSWERS: dict[str, Struct] = {
     "GET /v1/batches/{id}": BatchObject,
     "POST /v1/files": FileObject,
     "GET /v1/files/{id}": FileObject,
+    "GET /v1/cache/tree": TreeObject,
     "GET /v1/cache/public": PublicPrefixList,
     "PUT /v1/cache/public/{prefix}": PublicPrefixObject,
 }

@@ -1,5 +1,6 @@
-"""The page at ``/``: a chat that shows what was reused. Plain files, which need no build and no
-network."""
+"""The pages at ``/``, a chat that shows what was reused, and at ``/cache``, the live tree.
+
+Plain files, which need no build and no network."""
 
 from __future__ import annotations
 
@@ -26,6 +27,10 @@ async def page(request: Request) -> Response:
     return FileResponse(WEB / "index.html", headers=HEADERS)
 
 
+async def cache_page(request: Request) -> Response:
+    return FileResponse(WEB / "cache.html", headers=HEADERS)
+
+
 def files() -> StaticFiles:
-    """What the page loads, under ``/web``."""
+    """What the pages load, under ``/web``."""
     return StaticFiles(directory=WEB)

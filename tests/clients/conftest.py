@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("RADIXSERVE_PYTHON", sys.executable)
 """Of the environment that radixserve is installed in."""
-CLIENTS = ("langchain_openai", "litellm", "llama_index")
+CLIENTS = ("langchain_openai", "litellm", "llama_index", "llm_comply", "schemathesis")
 HERE = all(importlib.util.find_spec(name) for name in CLIENTS)
 collect_ignore_glob = [] if HERE else ["test_*.py"]
 
@@ -48,6 +48,20 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a tiny model that talks at random, the same for the same prompt."""
     directory = tmp_path_factory.mktemp("model")
     with served(directory / "log", "model", str(directory)) as url:
+        yield url
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[str]:
+    """Of the same model, on a server that nobody else asks."""
+    with served(tmp_path / "log", "model", str(tmp_path / "model")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def polite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of an engine that calls where there are tools, and else says a sentence."""
+    with served(tmp_path_factory.mktemp("polite") / "log", "polite") as url:
         yield url
 
 

@@ -84,12 +84,7 @@ class Verdict(BaseModel):
     sure: bool
 
 
-DEMANDED = pytest.mark.xfail(reason="a call cannot be demanded of a model yet")
-
-
-@pytest.mark.parametrize(
-    "method", ["json_schema", pytest.param("function_calling", marks=DEMANDED)]
-)
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output_is_what_was_asked_for(url: str, method: Any):
     llm = chat(url, max_tokens=200).with_structured_output(Verdict, method=method)
     assert isinstance(llm.invoke(QUESTION), Verdict)

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from radixserve.cache.purge import Purge
+from radixserve.cache.view import NodeView, TreeView
 from radixserve.engine.frontend import (
     Alternative,
     ModelCard,
@@ -134,6 +135,8 @@ class FakeFrontend:
         """The tenants whose caches were to be forgotten; None is everybody's."""
         self.forgotten: list[bytes] = []
         """The namespaces that were."""
+        self.nodes: list[NodeView] = []
+        """Of the cache's tree."""
         self._hold_after: int | None = None
         self._gate: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -173,6 +176,13 @@ class FakeFrontend:
             raise self.refuse
         self.forgotten.append(namespace)
         return Purge(dropped=4, held=1)
+
+    async def survey(self, limit: int, tenant: str | None = None) -> TreeView:
+        if self.refuse is not None:
+            raise self.refuse
+        nodes = [each for each in self.nodes if tenant is None or each.tenant == tenant]
+        total = len(self.nodes) if tenant is None else None
+        return TreeView(nodes=nodes[:limit], total=total)
 
     def hold(self, after: int = 0) -> None:
         """From now on every answer waits for ``release`` after so many tokens."""

@@ -133,3 +133,25 @@ def test_a_token_that_does_not_exist_is_refused_wherever_it_stands_and_costs_not
             assert said(await server.ask(prompt=[20, 265], max_tokens=3)) == TEXT[:3]
 
     asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_an_answer_that_may_neither_end_nor_go_on_is_refused(tmp_path, path: str):
+    end, other = 2, 30
+    asked = {"messages": [{"role": "user", "content": "a"}]} if path == CHAT else {"prompt": "a"}
+    asked["max_tokens"] = 3
+    ends: dict[str, dict[str, Any]] = {
+        "allowed_token_ids": {"allowed_token_ids": [end, other], "stop_token_ids": [other]},
+        "stop_token_ids": {"stop_token_ids": list(range(266))},
+    }
+
+    async def scenario() -> None:
+        async with stack(tmp_path) as server:
+            for field, fields in ends.items():
+                param, _ = refused(await server.ask(path, **asked, **fields, min_tokens=1))
+                assert param == field
+                assert (await server.ask(path, **asked, **fields)).status_code == 200
+            goes_on = {"allowed_token_ids": [end, other], "min_tokens": 1}
+            assert (await server.ask(path, **asked, **goes_on)).status_code == 200
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))

@@ -1,4 +1,4 @@
-"""The page at ``/``, as far as it is files."""
+"""The pages, as far as they are files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from starlette.testclient import TestClient
 
 from radixserve.server.page import WEB
 
+PAGES = {"/": "index.html", "/cache": "cache.html"}
 
-def test_the_page_is_there_and_lets_nothing_in_from_outside(client: TestClient):
-    answer = client.get("/")
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_there_and_lets_nothing_in_from_outside(client: TestClient, path: str):
+    answer = client.get(path)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in answer.headers["content-security-policy"]
@@ -20,9 +23,10 @@ def test_the_page_is_there_and_lets_nothing_in_from_outside(client: TestClient):
     assert "https:" not in answer.text
 
 
-def test_all_that_the_page_loads_is_there(client: TestClient):
-    found = re.findall(r'(?:src|href)="(web/[^"]+)"', client.get("/").text)
-    assert {path.split("/")[1] for path in found} | {"index.html"} == {
+def test_all_that_the_pages_load_is_there(client: TestClient):
+    text = "".join(client.get(path).text for path in PAGES)
+    found = re.findall(r'(?:src|href)="(web/[^"]+)"', text)
+    assert {path.split("/")[1] for path in found} | set(PAGES.values()) == {
         path.name for path in WEB.iterdir()
     }
     for path in found:

@@ -1,4 +1,4 @@
-"""The page at ``/`` in headless Chromium: what a person sees and can do."""
+"""The pages in headless Chromium: what a person sees and can do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
+from radixserve.cache.view import NodeView
 from radixserve.server.app import create_app
+from radixserve.tokens import pack
 from tests.server.fake import ANSWER, MODEL, FakeFrontend, serving
 
 pytestmark = pytest.mark.browser
@@ -153,3 +155,26 @@ def test_settings_are_sent(page: Page, frontend: FakeFrontend):
     assert request.sampling.max_tokens == 3
     assert request.namespace.endswith(b"mine")
     assert page.one("li.assistant .said").text == ANSWER[:3]
+
+
+def test_the_tree_is_drawn_and_a_bar_tells_what_it_is(page: Page, frontend: FakeFrontend):
+    page.one("header a").click()
+    page.wait_text("#tree", "Nothing is cached yet.")
+    common = {"idle": 0, "hits": 2, "hidden": 0, "tenant": ""}
+    frontend.nodes = [
+        NodeView(id=1, above=None, start=0, end=64, pins=1, head=pack([*b"<b>You"]), **common),
+        NodeView(id=2, above=1, start=64, end=96, pins=0, head=pack([*b"mine"]), **common),
+        NodeView(id=3, above=1, start=64, end=128, pins=1, head=pack([*b"yours"]), **common),
+    ]
+    trunk, short, long = page.wait("#tree rect", 3)
+    assert "pinned" in str(trunk.get_attribute("class"))
+    widths = [float(str(bar.get_attribute("width"))) for bar in (trunk, short, long)]
+    assert widths[0] == pytest.approx(2 * widths[1])
+    assert widths[2] == pytest.approx(2 * widths[1])
+    assert page.one("#shown").text == "3"
+    assert page.one("#tokens").text == "160"
+    page.one("#pause").click()
+    webdriver.ActionChains(page.driver).move_to_element(page.all("#tree rect")[0]).perform()
+    page.wait_text("#node-text", "<b>You")
+    assert page.one("#node-place").text == "0, 64"
+    assert page.all("#node-text b") == []

@@ -23,6 +23,7 @@ from radixserve.engine.messages import (
     Ready,
     Refusal,
     StepNews,
+    Surveyed,
 )
 from radixserve.engine.process.handle import COMMAND, Handle
 from radixserve.engine.streams import Asking, Streams
@@ -204,7 +205,7 @@ class SupervisedLLM(Asking):
     def _take(self, news: News) -> None:
         if isinstance(news, StepNews):
             self._learn(replace(news.stats, restarts=self._restarts))
-        if isinstance(news, StepNews | Refusal | Lost | Dropped):
+        if isinstance(news, StepNews | Refusal | Lost | Dropped | Surveyed):
             self._streams.take(news)
         self._owes, self._silent = self._streams.waiting, 0.0
 

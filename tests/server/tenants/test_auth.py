@@ -20,7 +20,7 @@ from tests.server.fake import MODEL, FakeFrontend
 from tests.server.messages.asking import error_of as anthropic_error_of
 from tests.server.tenants.people import FILE, KEYS, bearer, client_of, registry
 
-NO_KEY_NEEDED = {"/health", "/ping", "/ready", "/version", "/", "/web/chat.js"}
+NO_KEY_NEEDED = {"/health", "/ping", "/ready", "/version", "/", "/cache", "/web/chat.js"}
 
 
 @pytest.fixture

@@ -424,7 +424,7 @@ def test_a_tenant_forgets_its_own_under_load_and_nothing_of_others(tmp_path):
             purging = asyncio.create_task(
                 server.client.delete("/v1/cache/tenants/self", headers=bearer("alice"))
             )
-            while not server.engine._streams._resets:
+            while not server.engine._streams._asked:
                 await asyncio.sleep(0)
             server.model.free()
             purge = (await purging).json()

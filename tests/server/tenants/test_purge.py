@@ -68,7 +68,7 @@ def test_under_load_running_requests_keep_what_they_hold_and_publish_no_more(tmp
             runs = asyncio.create_task(server.ask(key=KEYS["alice"], **sent))
             await server.steps(3)
             purging = asyncio.create_task(purge(server, **SALT))
-            while not server.engine._streams._resets:
+            while not server.engine._streams._asked:
                 await asyncio.sleep(0)
             server.model.free()
             assert (await purging)["held_pages"] > 0
