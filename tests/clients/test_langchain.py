@@ -12,7 +12,7 @@ import pytest
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from tests.clients.asked import CALLS, HANG, KEY, LENGTH, MODEL, QUESTION, TOO_LONG, TOOLS
 
@@ -80,6 +80,7 @@ def test_bound_tools_are_called_whole_and_streamed(caller: str):
 class Verdict(BaseModel):
     """What is thought of it."""
 
+    model_config = ConfigDict(extra="forbid")  # or a model that talks at random goes on and on
     mood: Literal["good", "bad"]
     sure: bool
 
