@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import xxhash
@@ -214,15 +214,16 @@ class PrefixCache:
             [lease for lease in self.leases if lease.namespace == namespace],
         )
 
-    def reset(self, tenant: str | None = None) -> Purge:
-        """Forget everything, or all of one tenant, as ``purge`` does it. O(nodes + leases)."""
-        if tenant is None:
+    def reset(self, tenants: Collection[str] | None = None) -> Purge:
+        """Forget everything, or all of some tenants, as ``purge`` does it. O(nodes + leases +
+        tenants)."""
+        if tenants is None:
             return forget(self, self.tree.all_roots(), self.leases)
-        account = self.accounts.get(tenant)
+        theirs = {self.accounts.get(tenant) for tenant in tenants}
         return forget(
             self,
-            [root for root in self.tree.all_roots() if root.account is account],
-            [lease for lease in self.leases if lease.account is account],
+            [root for root in self.tree.all_roots() if root.account in theirs],
+            [lease for lease in self.leases if lease.account in theirs],
         )
 
     def set_public(self, prefixes: Iterable[Tokens], *, namespace: bytes = PUBLIC) -> None:

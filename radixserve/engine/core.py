@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
@@ -342,14 +342,14 @@ class EngineCore:
         """Whether no request is left, and no step is being computed."""
         return not self._flights and self.scheduler.idle
 
-    def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
-        """Forget all cached prefixes, or a tenant's; running requests keep what they hold.
+    def reset_prefix_cache(self, tenants: Collection[str] | None = None) -> Purge:
+        """Forget all cached prefixes, or some tenants'; running requests keep what they hold.
 
         Raises:
             LostError: all requests were lost, and of prefixes nothing is left.
         """
         with self._all_or_anew():
-            return self.cache.reset(tenant)
+            return self.cache.reset(tenants)
 
     def purge(self, namespace: bytes) -> Purge:
         """The same of one namespace, which says nothing of how KV is kept.

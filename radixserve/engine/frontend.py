@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -179,8 +179,8 @@ class Frontend(Protocol):
         and no others; also of an engine that is started again. What is public no more is found by
         nobody; running requests keep what they hold."""
 
-    async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
-        """Forget every cached prefix, or all of one tenant; running requests keep what they hold.
+    async def reset_prefix_cache(self, tenants: Collection[str] | None = None) -> Purge:
+        """Forget every cached prefix, or all of some tenants; running requests keep what they hold.
 
         Raises:
             EngineDeadError: the step loop has ended.

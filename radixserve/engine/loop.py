@@ -130,7 +130,7 @@ class EngineLoop:
                 case Abort():
                     core.abort(command.id)
                 case Reset():
-                    self._forget(partial(core.reset_prefix_cache, command.tenant))
+                    self._forget(partial(core.reset_prefix_cache, command.tenants))
                 case Forget():
                     self._forget(partial(core.purge, command.namespace))
                 case Survey():

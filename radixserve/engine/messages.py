@@ -164,9 +164,9 @@ class Abort(Message, frozen=True):
 
 
 class Reset(Message, frozen=True):
-    """Forget all prefixes, or those of one tenant; answered by ``Dropped``."""
+    """Forget all prefixes, or those of some tenants; answered by ``Dropped``."""
 
-    tenant: str | None = None
+    tenants: list[str] | None = None
 
 
 class Forget(Message, frozen=True):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -276,8 +276,8 @@ class Asking:
         if self._public:
             yield SetPublic(list(self._public))
 
-    async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
-        purge: Purge = await self._streams.ask(Reset(tenant))
+    async def reset_prefix_cache(self, tenants: Collection[str] | None = None) -> Purge:
+        purge: Purge = await self._streams.ask(Reset(None if tenants is None else list(tenants)))
         return purge
 
     async def purge(self, namespace: bytes) -> Purge:

@@ -12,7 +12,6 @@ from radixserve.cache.namespace import of_tenant
 from radixserve.cache.purge import Purge
 from radixserve.engine.messages import EngineStats
 from radixserve.server.errors import ApiError
-from radixserve.server.fields import ignored_header
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import narrowed
 from radixserve.server.service import Service
@@ -105,7 +104,7 @@ async def purge_tenant(request: Request) -> Response:
     """Forgets all of one tenant; a tenant may forget its own, which it may also call ``self``."""
     service: Service = request.app.state.service
     name = _whose(request, request.path_params["tenant"])
-    return _purged(name, await service.frontend.reset_prefix_cache(name))
+    return _purged(name, await service.frontend.reset_prefix_cache([name]))
 
 
 async def purge_session(request: Request) -> Response:
@@ -114,6 +113,10 @@ async def purge_session(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, LARGEST_PURGE)
     fields, raws = await decode(body, PurgeRequest, service.large_bodies)
+    for each in raws:
+        if each not in PurgeRequest.__struct_fields__:
+            # What was left out on purpose cannot be told from what was misspelt.
+            raise invalid(each, f"{each} is unknown here: nothing was forgotten")
     if fields.cache_salt is None and fields.extra_key is None:
         message = "Send cache_salt, extra_key or both, as the requests to forget had them"
         raise invalid(
@@ -122,13 +125,12 @@ async def purge_session(request: Request) -> Response:
     namespace = narrowed(fields.cache_salt, fields.extra_key)
     name = _whose(request, SELF if fields.tenant is None else fields.tenant)
     purge = await service.frontend.purge(of_tenant(name or None, namespace))
-    unknown = [each for each in raws if each not in PurgeRequest.__struct_fields__]
-    return _purged(name, purge, ignored_header(unknown))
+    return _purged(name, purge)
 
 
-def _purged(name: str, purge: Purge, headers: dict[str, str] | None = None) -> Response:
+def _purged(name: str, purge: Purge) -> Response:
     pages = {"dropped_pages": purge.dropped, "held_pages": purge.held}
-    return JSONResponse({"success": True, "tenant": name, **pages}, headers=headers)
+    return JSONResponse({"success": True, "tenant": name, **pages})
 
 
 def _whose(request: Request, name: str) -> str:

@@ -14,7 +14,7 @@ from radixserve.server.messages import errors as anthropic
 from radixserve.server.messages.wire import AnthropicModel, AnthropicModels
 from radixserve.server.parameters import model_not_found
 from radixserve.server.service import Service
-from radixserve.server.tenants.visit import Visit
+from radixserve.server.tenants.visit import Visit, forbidden
 
 
 class ModelObject(msgspec.Struct, frozen=True):
@@ -47,8 +47,10 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     card = _card(request)
     name = request.path_params["name"]
-    if name != card.name or not _mine(request, card):
+    if name != card.name:
         raise model_not_found(name, card)
+    if not _mine(request, card):
+        raise forbidden(f"This key may not use the model {name!r}.")
     return _json(_anthropic_model(card) if anthropic.is_meant(request.scope) else _model(card))
 
 

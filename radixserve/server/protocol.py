@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from radixserve.server.errors import ApiError
 
 HEAD_LIMIT = 2**16
 """Bytes of a request line and its headers together."""
@@ -59,7 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cut = cycle is not None and cycle.more_body  # in the middle of a request's body
         begun = cycle is not None and cycle.response_started
         if cycle is None or cycle.response_complete or (cut and not begun and not self.pipeline):
-            super().send_400_response(msg)
+            self._say(msg)
             return
         if cut and self.pipeline:
             self.pipeline.popleft()
@@ -74,6 +76,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_of_head()
         super().connection_lost(exc)
+
+    def _say(self, message: str) -> None:
+        """In the shape that all errors have, since clients read no other."""
+        body = ApiError(status=400, message=message, code="invalid_http").body()
+        head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        head += [*self.server_state.default_headers, (b"connection", b"close")]
+        lines = [b"%s: %s\r\n" % each for each in head]
+        self.transport.write(b"".join([STATUS_LINE[400], *lines, b"\r\n", body]))
+        self.transport.close()
 
     def _refuse(self, message: str) -> None:
         self._end_of_head()

@@ -83,6 +83,15 @@ class TenantsFile:
             table["keys"].remove(key)
         return len(known) - len(gone)
 
+    def keys_of(self, name: str) -> list[str]:
+        """What the tenant's keys are called.
+
+        Raises:
+            ConfigError: there is no such tenant.
+        """
+        self._table(name)
+        return self.roster.tenants[name].key_ids
+
     def text(self) -> str:
         """The file as it is now.
 
@@ -127,16 +136,21 @@ def editing(path: Path, *, create: bool = False) -> Iterator[TenantsFile]:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
-def put_tenant(path: Path, name: str, settings: Mapping[str, Any]) -> Roster:
+def put_tenant(
+    path: Path, name: str, settings: Mapping[str, Any], *, administrated: bool = False
+) -> Roster:
     """The file's tenants once ``name`` has these settings; see ``TenantsFile.put``.
 
     Raises:
-        ConfigError: as ``editing``.
+        ConfigError: as ``editing``; or they have to stay ``administrated``, and would not.
     """
     to_tenant(name, settings)
     with editing(path) as file:
         file.put(name, settings)
-        return parse_tenants(file.text(), str(path))
+        roster = parse_tenants(file.text(), str(path))
+        if administrated and not roster.administrated:
+            raise ConfigError(f"Without {name} nobody could administrate: keep its admin = true.")
+        return roster
 
 
 def _fill(table: Any, settings: Mapping[str, Any]) -> None:

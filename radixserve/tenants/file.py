@@ -143,6 +143,11 @@ class Roster:
             hashes.append(hash_of(key))
         return cls.of([msgspec.structs.replace(EVERYBODY, name="default", keys=tuple(hashes))])
 
+    @property
+    def administrated(self) -> bool:
+        """Whether anybody who has a key may administrate. O(keys)."""
+        return any(tenant.admin for _, tenant in self.by_key.values())
+
     def holder(self, key: str) -> Tenant | None:
         """Whose key it is.
 
@@ -178,7 +183,9 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not text in UTF-8: {error.reason}.") from error
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"{path}, line {line}: this is not text in UTF-8: {error.reason}."
+        raise ConfigError(message) from error
 
 
 def parse_tenants(text: str, source: str) -> Roster:

@@ -108,9 +108,12 @@ def revoke(
     """Take a key away from a tenant. Nothing else of it changes."""
     from radixserve.tenants.edit import editing
 
-    if (key is None) != every:
-        raise ConfigError("Name one of the tenant's keys, or say --all.")
+    if key is not None and every:
+        raise ConfigError("Name one of the tenant's keys, or say --all, not both.")
     with editing(file) as edited:
+        if key is None and not every:
+            held = edited.keys_of(name)
+            raise ConfigError(f"Say which key of {name} ({', '.join(held) or 'none'}), or --all.")
         left = edited.revoke(name, key)
     out.print(f"Revoked. {escape(name)} has {left} keys left. {RELOAD}")
 
@@ -147,7 +150,12 @@ def list_(file: File = DEFAULT_FILE) -> None:
 def usage(
     url: Annotated[str, typer.Argument(help="The server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option("--api-key", help="The key of an administrator.")
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="RADIXSERVE_API_KEY",
+            help="The key of an administrator; others on the machine see a command line.",
+        ),
     ] = None,
 ) -> None:
     """Show what the tenants of a running server have used since it started."""

@@ -244,7 +244,7 @@ class Simulation:
         tenant = self.rng.choice(list(TENANTS.values()))
         kept = [each for each in NAMESPACES if TENANTS[each] != tenant]
         before = [self._roots(each) for each in kept]
-        self.cache.reset(tenant)
+        self.cache.reset([tenant])
         assert before == [self._roots(each) for each in kept]
         assert not any(self._roots(each) for each in NAMESPACES if each not in kept)
         self.seen["resets of a tenant"] += 1

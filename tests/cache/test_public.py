@@ -199,7 +199,7 @@ def test_a_purge_takes_what_a_namespace_has_behind_public_prefixes_and_no_more()
     assert cache.purge(b"a").dropped == 2
     assert found(cache, [*PROMPT, 1, 2, 3, 4], b"a") == 8
     assert found(cache, [*PROMPT, 1, 2, 3, 4], b"b") == 12
-    assert cache.reset("b").dropped == 1
+    assert cache.reset(["b"]).dropped == 1
     assert found(cache, [*PROMPT, 1, 2, 3, 4], b"b") == 8
     assert cache.reset().dropped == 2
     assert cache.pool.free == 63
@@ -246,7 +246,7 @@ def test_a_public_page_that_a_step_in_flight_reads_is_not_evicted_after_a_reset(
     cache = public(5)
     lease = prefill(cache, [*PROMPT, 1, 2, 3, 4], b"a", tenant="a")
     step = cache.begin_step()
-    cache.reset("a")
+    cache.reset(["a"])
     lease.release()
     assert cache.tree.evictable == 2
     assert cache.evict(2) == 0
@@ -437,7 +437,7 @@ def test_who_is_purged_while_in_the_public_part_publishes_nothing_behind_it(whos
     one, two = (lease for lease in leases if lease is not None)
     for lease in (one, two):
         compute(lease, 4)
-    purge = cache.purge(b"a") if whose == "namespace" else cache.reset("a")
+    purge = cache.purge(b"a") if whose == "namespace" else cache.reset(["a"])
     assert (purge.dropped, purge.held) == (0, 0)
     for lease in (one, two):
         compute(lease, 8)

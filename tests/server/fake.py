@@ -7,7 +7,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,8 @@ class FakeFrontend:
         self.aborted = threading.Semaphore(0)
         """Released once for each request that was aborted."""
         self.terms: dict[str, Terms] = {}
+        self.resets = 0
+        """How often somebody's cache was to be forgotten."""
         self.purged: list[str | None] = []
         """The tenants whose caches were to be forgotten; None is everybody's."""
         self.forgotten: list[bytes] = []
@@ -164,10 +166,11 @@ class FakeFrontend:
         self.grammars.append(grammar)
         return self.faults.get(grammar.kind, self.fault)
 
-    async def reset_prefix_cache(self, tenant: str | None = None) -> Purge:
+    async def reset_prefix_cache(self, tenants: Collection[str] | None = None) -> Purge:
         if self.refuse is not None:
             raise self.refuse
-        self.purged.append(tenant)
+        self.resets += 1
+        self.purged += [None] if tenants is None else sorted(tenants)
         self._seen.clear()
         return Purge(dropped=12, held=3)
 

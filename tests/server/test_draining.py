@@ -126,3 +126,10 @@ def test_an_idle_server_ends_at_once():
         assert client.get("/health").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
+
+
+def test_a_signal_while_the_server_starts_ends_it_in_order() -> None:
+    command = [sys.executable, "-m", "tests.server.draining", "60", "early"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 0
+    assert ended.stderr == ""

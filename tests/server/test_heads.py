@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,10 @@ def test_a_head_that_stops_coming_is_refused(server: Serving, monkeypatch: pytes
         made.sendall(BEGINNING)
         said = answer(made)
     assert said.startswith(b"HTTP/1.1 400")
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    assert b"content-length: %d\r\n" % len(body) in head
+    assert json.loads(body)["error"]["message"] == "The request's head did not come in time."
     assert b"in time" in said
 
 

@@ -140,7 +140,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path):
     for path, words in (
         (tmp_path, "directory"),
         (tmp_path / "nothing", "No such file"),
-        (binary, "UTF-8"),
+        (binary, "line 1: this is not text in UTF-8"),
         (large, "larger than"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -117,14 +117,18 @@ class Registry:
         Raises:
             ConfigError: they are wrong, or the file cannot be written; nothing has changed.
         """
-        await self._change(lambda path: put_tenant(path, name, settings))
+        own = self.roster is not None and self.roster.administrated
+        await self._change(lambda path: put_tenant(path, name, settings, administrated=own))
         return self.tenants[name]
 
     async def _change(self, read: Callable[[Path], Roster]) -> None:
         if self.path is None:
             raise ConfigError("This server was started without --tenants FILE.")
         async with self._changing:
-            await self._take(await asyncio.to_thread(read, self.path))
+            roster = await asyncio.to_thread(read, self.path)
+            if not roster.by_key:
+                raise ConfigError(f"{self.path} has no key: nobody could use this server any more.")
+            await self._take(roster)
 
     async def _take(self, roster: Roster) -> None:
         before, self.roster = self.tenants, roster
@@ -137,13 +141,16 @@ class Registry:
         self.declarations.keep_of(self._may_publish)
         self._publish()
         # Whoever gets a name that somebody had before gets nothing that was kept for them.
-        for name in before.keys() ^ roster.tenants.keys():
+        changed = before.keys() ^ roster.tenants.keys()
+        for name in changed:
             for forget in self.forgetting:
                 forget(name)
-            if self.frontend is not None:
-                with contextlib.suppress(EngineDeadError):  # and its cache with it
-                    await self.frontend.reset_prefix_cache(name)
+        if self.frontend is not None and changed:
+            with contextlib.suppress(EngineDeadError):  # and its cache with it
+                await self.frontend.reset_prefix_cache(changed)
         log.info("%d tenants of %s are in force", len(roster.tenants), self.path)
+        if not roster.administrated:
+            log.warning("no tenant of %s that has a key may administrate", self.path)
 
     def _tell(self) -> None:
         if self.roster is not None and self.frontend is not None:

@@ -72,6 +72,8 @@ def test_a_reload_takes_in_the_file_as_it_is_now(
     [
         ("[tenants.a]\nsheep = 1", "line 2"),
         ("[tenants.a", "not TOML"),
+        ("", "no key"),
+        ("[tenants.a]", "no key"),
         (FILE + "\n[tenants.more.cache]\nguaranteed = -1", "guaranteed"),
         (FILE.replace(hash_of(KEYS["bob"]), hash_of(KEYS["alice"])), "also alice's"),
         (None, "No such file"),
@@ -255,6 +257,33 @@ def test_a_reload_while_the_engine_is_dead_succeeds(
     path.write_text(FILE.replace("tenants.alice", "tenants.carol"), encoding="utf-8")
     assert reload(client).status_code == 200
     assert "carol" in frontend.terms
+
+
+def test_a_reload_that_changes_many_names_asks_the_engine_once(
+    client: TestClient, frontend: FakeFrontend, path: Path
+):
+    more = "\n".join(f"[tenants.t{number}]" for number in range(300))
+    path.write_text(FILE + "\n" + more, encoding="utf-8")
+    asked = frontend.resets
+    assert reload(client).status_code == 200
+    assert frontend.resets == asked + 1
+    assert len(frontend.purged) == 300
+
+
+def test_a_server_without_an_administrator_is_warned_of(
+    client: TestClient, path: Path, caplog: pytest.LogCaptureFixture
+):
+    path.write_text(FILE.replace("admin = true", ""), encoding="utf-8")
+    assert reload(client).status_code == 200
+    assert "may administrate" in caplog.text
+
+
+def test_the_last_administrator_stays_one(client: TestClient, path: Path):
+    before = path.read_bytes()
+    answer = client.put("/v1/admin/tenants/boss", json={}, headers=BOSS)
+    assert "nobody could administrate" in error_of(answer, 400)["message"]
+    assert path.read_bytes() == before
+    assert client.get("/v1/admin/tenants", headers=BOSS).status_code == 200
 
 
 def test_a_file_without_a_key_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -186,7 +186,7 @@ def test_a_model_that_is_not_ones_own_is_neither_listed_nor_served(frontend: Fak
     with client_of(frontend, registry(text)) as client:
         assert client.get("/v1/models", headers=bearer("alice")).json()["data"] == []
         one = client.get(f"/v1/models/{MODEL}", headers=bearer("alice"))
-        assert error_of(one, 404)["code"] == "model_not_found"
+        assert error_of(one, 403)["code"] == "permission_denied"
         assert error_of(chat(client, headers=bearer("alice")), 403)["code"] == "permission_denied"
         assert client.get("/v1/models", headers=bearer("bob")).json()["data"][0]["id"] == MODEL
         assert chat(client, headers=bearer("bob")).status_code == 200
