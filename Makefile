@@ -76,6 +76,7 @@ $(CLIENTS)/.clients: tests/clients/requirements.txt
 	@echo "Installing the clients of others into $(CLIENTS) (once)"
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install -r $<
+	@$(CLIENTS)/bin/python -m pip install --no-deps -e .
 	@touch $@
 
 clean:

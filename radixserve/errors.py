@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 
 class RadixServeError(Exception):
     """Base of every error that radixserve raises on purpose."""
@@ -73,6 +75,15 @@ class ConfigError(RadixServeError):
 
 class ModelError(RadixServeError):
     """A model that cannot be found, read or served; the message is one clear line."""
+
+
+class ServerError(RadixServeError):
+    """A server that cannot be asked, or that broke off; the message is one clear line."""
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: others' text must not steer this terminal."""
+    return text.translate(_UNPRINTABLE)
 
 
 def first_line(error: Exception) -> str:

@@ -26,12 +26,23 @@ ARROWS = {
     "text": set(),
     "engine": {"scheduling", "cache", "model", "text"},
     "server": {"engine", "text", "scheduling", "cache", "tenants", "simulation"},
-    "terminal": {"engine", "text", "model", "scheduling", "cache", "tenants", "simulation"},
+    "terminal": {
+        "engine",
+        "text",
+        "model",
+        "scheduling",
+        "cache",
+        "tenants",
+        "simulation",
+        "remote",
+    },
+    "rag": {"engine", "scheduling", "prompts", "remote"},
     "cli": {"terminal", "server", "engine"},
     "kernels": set(),
     "prompts": set(),
     "simulation": {"cache"},
     "tenants": set(),
+    "remote": set(),
 }
 PURE = ("cache", "scheduling")
 IMPURE = {"torch", "numpy", "asyncio", "time", "datetime", "os", "socket", "threading"}

@@ -6,17 +6,9 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from radixserve.errors import RadixServeError
-
 Clock = Callable[[], float]
 """Seconds since some moment; only differences mean something."""
 Message = dict[str, str]
-
-_UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
-
-class ServerError(RadixServeError):
-    """A server that cannot be asked, or that broke off; the message is one clear line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +64,3 @@ class Measured:
         if self.first is None or self.counts is None or self._last <= self.first:
             return None
         return (self.counts.completion - 1) / (self._last - self.first) or None
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters: others' text must not steer this terminal."""
-    return text.translate(_UNPRINTABLE)

@@ -14,15 +14,13 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from radixserve.errors import RadixServeError
+from radixserve.errors import RadixServeError, ServerError, printable
 from radixserve.terminal.answer import (
     Clock,
     Measured,
     Message,
     Pieces,
-    ServerError,
     TokenCounts,
-    printable,
 )
 
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx2
 import msgspec
 
-from radixserve.terminal.answer import Message, Piece, Pieces, ServerError, TokenCounts, printable
+from radixserve.errors import ServerError
+from radixserve.remote import Remote, complaint, one_line
+from radixserve.terminal.answer import Message, Piece, Pieces, TokenCounts
 
 CONNECT_SECONDS = 5.0
 MODELS_SECONDS = 15.0
 ANSWER_SECONDS = 600.0
 """How long a server may be silent: a long prompt on a slow machine takes minutes."""
-MAX_COMPLAINT = 300
-LAST_PORT = 65535
 
 
 class _Model(msgspec.Struct):
@@ -68,18 +65,15 @@ class Client:
     """
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None):
-        self.url = api_url(url)
+        self._remote = Remote(url)
+        self.url = self._remote.url
         self._model = model
         # A compressed stream would reach us in lumps, which would spoil every time.
-        headers = {"accept-encoding": "identity"}
-        if api_key is not None:
-            if not (api_key.isascii() and api_key.isprintable()):
-                raise ServerError("--api-key holds characters that cannot be sent in a header.")
-            headers["authorization"] = f"Bearer {api_key}"
+        headers = {"accept-encoding": "identity"} | self._remote.authorization(api_key)
         self._http = httpx2.Client(
             headers=headers,
             timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
-            trust_env=not _is_here(self.url),
+            trust_env=self._remote.uses_proxies,
         )
         self._asks_usage = True
         self._length_field = "max_tokens"
@@ -101,26 +95,26 @@ class Client:
 
     def models(self) -> list[str]:
         """The names of the models that the server lists."""
-        with self._explained():
+        with self._remote.explained():
             response = self._http.get(f"{self.url}/models", timeout=MODELS_SECONDS)
         if response.status_code != 200:
-            self._refuse(response)
+            self._remote.refuse(response)
         try:
             listed = msgspec.json.decode(response.content, type=_Models)
         except msgspec.DecodeError:
-            raise self._foreign(response) from None
+            raise self._remote.foreign(response) from None
         return [model.id for model in listed.data or ()]
 
     def ask(self, path: str) -> Any:
         """What a GET of ``path``, below the server's address, answers in JSON."""
-        with self._explained():
+        with self._remote.explained():
             response = self._http.get(f"{self.url}/{path}", timeout=MODELS_SECONDS)
         if response.status_code != 200:
-            self._refuse(response)
+            self._remote.refuse(response)
         try:
             return msgspec.json.decode(response.content)
         except msgspec.DecodeError:
-            raise self._foreign(response) from None
+            raise self._remote.foreign(response) from None
 
     def stream(
         self,
@@ -143,7 +137,10 @@ class Client:
             if asks_usage:
                 body["stream_options"] = {"include_usage": True}
             address = f"{self.url}/chat/completions"
-            with self._explained(), self._http.stream("POST", address, json=body) as response:
+            with (
+                self._remote.explained(),
+                self._http.stream("POST", address, json=body) as response,
+            ):
                 if response.status_code == 200:
                     self._asks_usage, self._length_field = asks_usage, length_field
                     yield from self._pieces(response)
@@ -152,17 +149,17 @@ class Client:
             refused = response.text if response.status_code in (400, 422) else ""
             if "max_completion_tokens" in refused and length_field in body:
                 if length_field == "max_completion_tokens":
-                    self._refuse(response)
+                    self._remote.refuse(response)
                 length_field = "max_completion_tokens"
             elif refused and asks_usage:
                 asks_usage = False
             else:
-                self._refuse(response)
+                self._remote.refuse(response)
 
     def _pieces(self, response: httpx2.Response) -> Pieces:
         kind = response.headers.get("content-type", "")
         if not kind.startswith("text/event-stream"):
-            raise self._foreign(response)
+            raise self._remote.foreign(response)
         finish = None
         for event in httpx2.EventSource(response):
             if event.data.startswith("[DONE]"):
@@ -174,103 +171,16 @@ class Client:
             except msgspec.DecodeError:
                 raise ServerError(
                     f"{self.url} sent something that is no chunk of a chat completion: "
-                    f"{_one_line(event.data)}"
+                    f"{one_line(event.data)}"
                 ) from None
             if chunk.error:
-                complaint = _complaint({"error": chunk.error}) or "no reason given"
-                raise ServerError(f"{self.url} broke off with an error: {complaint}")
+                said = complaint({"error": chunk.error}) or "no reason given"
+                raise ServerError(f"{self.url} broke off with an error: {said}")
             piece = _piece(chunk)
             finish = piece.finish or finish
             yield piece
         if finish is None:
             raise ServerError(f"{self.url} ended the stream in the middle of the answer.")
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turns what goes wrong on the way to the server into one line."""
-        try:
-            yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise ServerError(
-                f"Cannot connect to {self.url} ({_one_line(str(error)) or 'no answer'}). Start a "
-                "server there (radixserve serve), or check the address."
-            ) from error
-        except httpx2.TimeoutException as error:
-            raise ServerError(
-                f"{self.url} took the request, then was silent for too long: it is overloaded or "
-                "stuck, or it is no model server."
-            ) from error
-        except httpx2.RemoteProtocolError as error:
-            raise ServerError(
-                f"What {self.url} sent is not HTTP, or broke off ({_one_line(str(error))}): check "
-                "the address, http or https, and the server's log."
-            ) from error
-        except httpx2.RequestError as error:
-            raise ServerError(
-                f"The connection to {self.url} failed ({_one_line(str(error))}): check the "
-                "address and the server's log."
-            ) from error
-
-    def _foreign(self, response: httpx2.Response) -> ServerError:
-        kind = response.headers.get("content-type", "").partition(";")[0] or "no content type"
-        return ServerError(
-            f"{self.url} answers, but not as an OpenAI-compatible server does (it sent "
-            f"{_one_line(kind)}): check the address; it usually ends in /v1."
-        )
-
-    def _refuse(self, response: httpx2.Response) -> NoReturn:
-        """Raise what a status other than 200 means."""
-        status = response.status_code
-        try:
-            complaint = _complaint(msgspec.json.decode(response.content))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            complaint = None
-        said = f"HTTP {status}: {complaint}" if complaint else f"HTTP {status}"
-        if status in (401, 403):
-            raise ServerError(f"{self.url} does not let us in ({said}): pass its --api-key.")
-        if response.is_redirect:
-            target = _one_line(response.headers.get("location", "elsewhere"))
-            raise ServerError(f"{self.url} redirects to {target}: use that address.")
-        if status in (404, 405) and complaint is None:
-            raise ServerError(
-                f"There is no OpenAI-compatible API at {self.url} ({said}): check the address; it "
-                "usually ends in /v1."
-            )
-        if status == 404:
-            raise ServerError(f"{self.url}: {said}. Check the address and --model.")
-        if status in (429, 503):
-            raise ServerError(f"{self.url} is busy ({said}): try again later.")
-        raise ServerError(f"{self.url} cannot answer: {said}")
-
-
-def api_url(url: str) -> str:
-    """The address that ``/chat/completions`` is put behind: ``host:8000`` is
-    ``http://host:8000/v1``, and an address that has a path keeps it.
-
-    Raises:
-        ServerError: it is no address of a server.
-    """
-    text = url.strip()
-    try:
-        parsed = httpx2.URL(text if "://" in text else f"http://{text}")
-    except httpx2.InvalidURL:
-        parsed = httpx2.URL()
-    known = parsed.scheme in ("http", "https") and parsed.host
-    if not known or (parsed.port or 0) > LAST_PORT:
-        raise ServerError(f"{url!r} is no address of a server: write http://127.0.0.1:8000.")
-    path = parsed.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
-    return str(parsed.copy_with(path=path, query=None, fragment=None))
-
-
-def _is_here(url: str) -> bool:
-    """Whether only this machine is meant, so that no proxy can help."""
-    host = httpx2.URL(url).host
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _piece(chunk: _Chunk) -> Piece:
@@ -286,19 +196,3 @@ def _piece(chunk: _Chunk) -> Piece:
         finish=choice.finish_reason,
         counts=counts,
     )
-
-
-def _complaint(body: object) -> str | None:
-    """The message of an error, in whichever of the usual places it stands, without its full stop:
-    it is put inside a sentence."""
-    for name in ("error", "message", "detail"):
-        if isinstance(body, dict) and body.get(name):
-            body = body[name]
-            if not isinstance(body, dict):
-                return _one_line(str(body)).rstrip(".") or None
-    return None
-
-
-def _one_line(text: str) -> str:
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= MAX_COMPLAINT else line[: MAX_COMPLAINT - 1] + "…"

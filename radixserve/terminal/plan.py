@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from radixserve.errors import ConfigError
-from radixserve.terminal.answer import printable
+from radixserve.errors import ConfigError, printable
 from radixserve.terminal.capacity import BITS, Plan, Question, Room, capacity
 from radixserve.terminal.shape import Details, Sizes, read, shape, within
 from radixserve.terminal.sizes import both, byte_rate, byte_size, decimal, quantity, short

@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from radixserve.terminal.answer import Clock, Measured, Message, ServerError, printable
+from radixserve.errors import ServerError, printable
+from radixserve.terminal.answer import Clock, Measured, Message
 from radixserve.terminal.verdict import Kind, Sample, Verdict, judge, middle
 
 if TYPE_CHECKING:

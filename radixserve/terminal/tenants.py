@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from radixserve.errors import ConfigError
-from radixserve.terminal.answer import printable
+from radixserve.errors import ConfigError, printable
 from radixserve.terminal.sizes import byte_size
 
 commands = typer.Typer(

@@ -138,6 +138,12 @@ class Tokenizer:
             ) from error
         return pack(encoding.ids)
 
+    def starts(self, text: str) -> list[int]:
+        """Where in ``text``, in characters, each token begins that ``encode`` makes of it without
+        special tokens; those that share a character begin at the same place."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return [start for start, _ in encoding.offsets]
+
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``tokens``; bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)

@@ -12,9 +12,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from radixserve.engine.frontend import TextDelta, TextRequest
-from radixserve.errors import InvalidRequestError
+from radixserve.errors import InvalidRequestError, ServerError
 from radixserve.terminal import chat as module
-from radixserve.terminal.answer import Message, Piece, Pieces, ServerError, TokenCounts
+from radixserve.terminal.answer import Message, Piece, Pieces, TokenCounts
 from radixserve.terminal.chat import Chat, Voice, chat
 from radixserve.terminal.local import InProcess
 from radixserve.tokens import pack

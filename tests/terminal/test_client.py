@@ -12,8 +12,10 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.responses import StreamingResponse as Streaming
 from starlette.routing import Route
 
-from radixserve.terminal.answer import Measured, Piece, ServerError, TokenCounts, printable
-from radixserve.terminal.client import Client, api_url
+from radixserve.errors import ServerError, printable
+from radixserve.remote import api_url
+from radixserve.terminal.answer import Measured, Piece, TokenCounts
+from radixserve.terminal.client import Client
 from tests.terminal.stub import HandClock, Stub, chunk, hosting, sse
 
 HI = [{"role": "user", "content": "Hi there"}]

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from radixserve.terminal.answer import ServerError
+from radixserve.errors import ServerError
 from radixserve.terminal.client import Client
 from radixserve.terminal.probe import Report, measure, probe, prompts, show
 from radixserve.terminal.verdict import Sample, Verdict, Word, judge
