@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable
 from operator import attrgetter
 
+from radixserve.cache.ghosts import Ghosts
 from radixserve.cache.pages import PagePool
 from radixserve.cache.quota import Account, Accounts
 from radixserve.cache.tree import RadixTree
@@ -14,12 +15,13 @@ from radixserve.cache.tree import RadixTree
 class Allocator:
     """Takes pages from the pool, evicts when it is empty, and keeps account of both."""
 
-    __slots__ = ("accounts", "evicted", "pool", "tree")
+    __slots__ = ("accounts", "evicted", "ghosts", "pool", "tree")
 
     def __init__(self, pool: PagePool, tree: RadixTree, accounts: Accounts):
         self.pool, self.tree, self.accounts = pool, tree, accounts
         self.evicted = 0
         """Pages evicted so far."""
+        self.ghosts = Ghosts(pool.num_pages)
 
     def take(self, count: int, account: Account, *, alone: bool) -> array[int] | None:
         """``count`` pages for ``account``; ``alone`` says that nobody else holds any.
@@ -93,6 +95,7 @@ class Allocator:
         pool, order = self.pool, victim.order
         freed = 0
         while freed < count and (leaf := order.pop(pool.ended)) is not None:
+            self.ghosts.note(leaf, count - freed, self.tree.block, own=victim is account)
             pages = self.tree.trim(leaf, count - freed)
             pool.give_back(pages, unused=True)
             freed += len(pages)

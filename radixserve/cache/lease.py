@@ -12,6 +12,7 @@ from radixserve.cache.pages import PageCopy
 from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
+    from radixserve.cache.ghosts import Eviction
     from radixserve.cache.prefix_cache import PrefixCache
     from radixserve.cache.quota import Account
 
@@ -35,6 +36,7 @@ class Lease:
         "anchor",
         "computed",
         "keep",
+        "missed",
         "namespace",
         "pages",
         "pending",
@@ -74,6 +76,8 @@ class Lease:
         """Tokens that were in the cache when the lease was made, copied ones included."""
         self.published = 0
         """Tokens of whole blocks that stand in the tree; a multiple of the page size."""
+        self.missed: Eviction | None = None
+        """What became of the first block that was not found, if it was evicted."""
         self.computed = 0
         self.room = 0
         """Tokens, from the first on, that may be computed before more pages are needed."""

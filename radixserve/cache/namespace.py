@@ -40,6 +40,15 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return key
 
 
+def named(key: bytes) -> list[str]:
+    """The names of the fields of a ``Namespace`` that ``key`` was made of. O(length)."""
+    names, at = [], 0
+    while at < len(key):
+        names.append(Namespace.__struct_fields__[key[at]])
+        at += 5 + int.from_bytes(key[at + 1 : at + 5], "big")
+    return names
+
+
 _NUMBERS = [bytes([number]) for number, _ in enumerate(Namespace.__struct_fields__)]
 _values = attrgetter(*Namespace.__struct_fields__)
 

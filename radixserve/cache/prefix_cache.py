@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import xxhash
 
 from radixserve.cache.allocator import Allocator
+from radixserve.cache.ghosts import Eviction
 from radixserve.cache.lease import Lease
 from radixserve.cache.ledger import check
 from radixserve.cache.namespace import PUBLIC
@@ -161,6 +162,7 @@ class PrefixCache:
         lease.published = lease.computed = lease.reused = at // TOKEN_BYTES
         lease.pages = page_row(anchor, pages)
         lease.room = len(lease.pages) * self.page_size
+        lease.missed = self.missed(tokens, at // TOKEN_BYTES, tenant, limit=limit)
         if source is not None:
             copied = length // TOKEN_BYTES
             lease.pending.append((PageCopy(source.pages[0], pages[0], copied), source))
@@ -195,6 +197,16 @@ class PrefixCache:
             # The neighbour is the rest of the very edge that the match ends in.
             part = common_tokens(child, tokens, at - common, stop) - common
         return Peek(at // TOKEN_BYTES, part // TOKEN_BYTES)
+
+    def missed(
+        self, tokens: Tokens, depth: int, tenant: str, *, limit: int | None = None
+    ) -> Eviction | None:
+        """What became of the block of ``tokens`` at ``depth``, which is not there, if it was
+        evicted. Of what is public nothing is said: it is everybody's. O(block + prefixes)."""
+        at = depth * TOKEN_BYTES
+        if not len(self.public.of(tokens)) <= at < self._reusable(tokens, limit):
+            return None
+        return self.allocator.ghosts.find(tenant, depth, tokens[at : at + self.tree.block])
 
     def block_ids(self, tokens: Tokens, namespace: bytes, *, limit: int | None = None) -> list[str]:
         """The identities of the cached whole blocks of ``tokens``, as outsiders know them.

@@ -76,6 +76,7 @@ class Answer:
                 finish=delta.finish,
                 usage=delta.usage,
                 error=delta.error,
+                missed=delta.missed,
             )
         shown = listed = sampled
         if delta.stop_token is not None and not self._request.include_stop_str_in_output:
@@ -104,6 +105,7 @@ class Answer:
             usage=delta.usage,
             error=error,
             waited=delta.waited,
+            missed=delta.missed,
         )
 
     def cut(self) -> TextDelta:

@@ -19,6 +19,7 @@ from radixserve.engine.loop import EngineLoop
 from radixserve.engine.messages import (
     Command,
     Dropped,
+    Looked,
     Lost,
     News,
     RankLost,
@@ -113,7 +114,7 @@ class AsyncLLM(Asking):
             raise EngineDeadError("The engine has stopped.")
         self._commands.put(command)
 
-    def _take(self, news: StepNews | Refusal | Lost | Dropped | Surveyed) -> None:
+    def _take(self, news: StepNews | Refusal | Lost | Dropped | Looked | Surveyed) -> None:
         if isinstance(news, StepNews):
             self._learn(news.stats)
         try:

@@ -10,7 +10,7 @@ REFUSED = "its grammar does not go on after the token that was chosen"
 
 
 def delta_of(progress: Progress, waited: float | None = None) -> GenerationDelta:
-    """``progress`` as news; ``waited`` is told as it is."""
+    """``progress`` as news; ``waited`` is told as it is, and makes it the first news."""
     request = progress.request
     sampled = progress.sampled
     refused = sampled is not None and progress.finish == "error"
@@ -23,6 +23,7 @@ def delta_of(progress: Progress, waited: float | None = None) -> GenerationDelta
         usage=_usage(request),
         error=REFUSED if refused else progress.error,
         waited=waited,
+        missed=None if waited is None else request.missed,
     )
 
 

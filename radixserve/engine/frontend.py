@@ -7,9 +7,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from radixserve.cache.ghosts import Eviction
 from radixserve.cache.purge import Purge
 from radixserve.cache.view import TreeView
-from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
+from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Look, Looked, Usage
 from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import OPEN, Terms
@@ -130,6 +131,9 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     waited: float | None = None
     """Seconds that its prompt was in the queue; only in the first news of the first answer."""
+    missed: Eviction | None = None
+    """What became of the first block of the prompt that was not in the cache, if it was evicted;
+    only there too."""
     vector: bytes | None = None
     """What the prompt was pooled to, where the sampling parameters ask for that: fp32
     little-endian, not normalised."""
@@ -195,6 +199,13 @@ class Frontend(Protocol):
 
     async def survey(self, limit: int, tenant: str | None = None) -> TreeView:
         """At most ``limit`` nodes of the cache's tree, of all tenants or of one.
+
+        Raises:
+            EngineDeadError: the step loop has ended.
+        """
+
+    async def look(self, command: Look) -> Looked:
+        """What is cached of a prompt; nothing of it is touched.
 
         Raises:
             EngineDeadError: the step loop has ended.

@@ -12,6 +12,7 @@ from functools import partial
 from radixserve.cache.purge import Purge
 from radixserve.cache.view import view
 from radixserve.engine.core import EngineCore
+from radixserve.engine.look import look
 from radixserve.engine.messages import (
     Abort,
     Add,
@@ -21,6 +22,7 @@ from radixserve.engine.messages import (
     Forget,
     GenerationDelta,
     GenerationRequest,
+    Look,
     Lost,
     News,
     Ping,
@@ -98,6 +100,7 @@ class EngineLoop:
     def _step(self) -> list[GenerationDelta]:
         totals = self._core.scheduler.totals
         begun, computed = self._clock(), totals.computed_tokens
+        self._core.cache.allocator.ghosts.now = begun
         deltas = self._core.step()
         self._pace.note(totals.computed_tokens - computed, self._clock() - begun)
         return deltas
@@ -133,9 +136,8 @@ class EngineLoop:
                     self._forget(partial(core.reset_prefix_cache, command.tenants))
                 case Forget():
                     self._forget(partial(core.purge, command.namespace))
-                case Survey():
-                    tree = view(core.cache, command.limit, command.tenant)
-                    self._send(Surveyed(tree))
+                case Survey() | Look():
+                    self._show(command)
                 case SetTenants():
                     core.set_tenants(command.terms)
                 case SetPublic():
@@ -176,6 +178,13 @@ class EngineLoop:
             self._tell_all(error)
             purge = Purge(0, 0)  # nothing is left to forget
         self._send(Dropped(purge))
+
+    def _show(self, command: Survey | Look) -> None:
+        core = self._core
+        if isinstance(command, Look):
+            self._send(look(core, command))
+        else:
+            self._send(Surveyed(view(core.cache, command.limit, command.tenant)))
 
     def _tell_all(self, error: LostError) -> None:
         self._send(Lost(Fault.of(error)))

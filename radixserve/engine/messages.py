@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixserve.cache.ghosts import Eviction
 from radixserve.cache.purge import Purge
 from radixserve.cache.view import TreeView
 from radixserve.errors import (
@@ -83,6 +84,9 @@ class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     error: str | None = None
     waited: float | None = None
     """Seconds that it was in the queue; only in its first news."""
+    missed: Eviction | None = None
+    """What became of the first block of its prompt that was not in the cache, if it was evicted;
+    only in its first news."""
     scored: tuple[Sampled, ...] = ()
     """The next tokens of its prompt whose logprobs were asked for."""
 
@@ -183,6 +187,16 @@ class Survey(Message, frozen=True):
     tenant: str | None = None
 
 
+class Look(Message, frozen=True):
+    """Say what is cached of a prompt, and change nothing; answered by ``Looked``."""
+
+    tokens: bytes
+    namespace: bytes
+    tenant: str
+    limit: int | None = None
+    """Tokens that such a request may reuse."""
+
+
 class SetTenants(Message, frozen=True):
     """From now on these are the terms of tenants; whoever is not among them has the defaults."""
 
@@ -209,7 +223,9 @@ class RankLost(Message, frozen=True):
     reason: str
 
 
-Command = Add | Abort | Reset | Forget | Survey | SetTenants | SetPublic | Stop | Ping | RankLost
+Command = (
+    Add | Abort | Reset | Forget | Look | Survey | SetTenants | SetPublic | Stop | Ping | RankLost
+)
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -301,6 +317,17 @@ class Surveyed(Message, frozen=True):
     tree: TreeView
 
 
+class Looked(Message, frozen=True):
+    """What is cached of the prompt of a ``Look``; they are answered in order."""
+
+    reused: int
+    """Tokens in whole blocks."""
+    copied: int
+    """Tokens of the next block that could be copied."""
+    missed: Eviction | None = None
+    """What became of the first block that is not there, if it was evicted."""
+
+
 class Found(Message, frozen=True):
     """The model's files are there; it is loaded next."""
 
@@ -328,4 +355,4 @@ class Failure(Message, frozen=True):
     fault: Fault
 
 
-News = StepNews | Refusal | Lost | Dropped | Surveyed | Found | Ready | Failure
+News = StepNews | Refusal | Lost | Dropped | Looked | Surveyed | Found | Ready | Failure

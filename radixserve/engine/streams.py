@@ -24,6 +24,8 @@ from radixserve.engine.messages import (
     EngineStats,
     Forget,
     GenerationDelta,
+    Look,
+    Looked,
     Lost,
     Refusal,
     Reset,
@@ -156,7 +158,7 @@ class Streams:
                 ended[news.id] = news
         return [ended[identity] for identity in identities]
 
-    async def ask(self, command: Reset | Forget | Survey) -> Any:
+    async def ask(self, command: Reset | Forget | Look | Survey) -> Any:
         """What the engine answers to ``command``."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.send(command)
@@ -169,7 +171,7 @@ class Streams:
             return 1.0
         return len(self._inboxes) * (self._ended[-1] - self._ended[0]) / (len(self._ended) - 1)
 
-    def take(self, news: StepNews | Refusal | Lost | Dropped | Surveyed) -> None:
+    def take(self, news: StepNews | Refusal | Lost | Dropped | Looked | Surveyed) -> None:
         """Hand news of the engine to those whom they concern."""
         match news:
             case StepNews():
@@ -188,6 +190,8 @@ class Streams:
                     inbox.put_nowait(news.fault.error())
             case Dropped():
                 self._answer(news.purge)
+            case Looked():
+                self._answer(news)
             case Surveyed():
                 self._answer(news.tree)
 
@@ -287,6 +291,10 @@ class Asking:
     async def survey(self, limit: int, tenant: str | None = None) -> TreeView:
         tree: TreeView = await self._streams.ask(Survey(limit, tenant))
         return tree
+
+    async def look(self, command: Look) -> Looked:
+        looked: Looked = await self._streams.ask(command)
+        return looked
 
     def retry_after(self) -> float:
         return self._streams.retry_after()

@@ -240,7 +240,8 @@ def _key(document: Document) -> int:
 
 def _layout(question: str, documents: Sequence[Document], instruction: str) -> list[Message]:
     titled = [(each.heading, each.text) for each in documents]
-    return retrieval_messages(titled, question, instruction=instruction)
+    messages: list[Message] = retrieval_messages(titled, question, instruction=instruction)
+    return messages
 
 
 def _leading(reused: Sequence[int | None], tokens: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Literal
 
+from radixserve.cache.ghosts import Eviction
 from radixserve.cache.lease import Lease
 from radixserve.cache.prefix_cache import Peek
 from radixserve.scheduling.account import Account
@@ -62,6 +63,8 @@ class Request:
     """Prompt tokens that were reused when it first ran; None before that."""
     copied: int = 0
     """Of those, the ones that were copied from a part of a block."""
+    missed: Eviction | None = None
+    """What became of the first block that was not reused then, if it was evicted."""
     preemptions: int = 0
     queued: int = 0
     """The number of the plan before which it came."""

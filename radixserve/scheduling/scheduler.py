@@ -291,6 +291,7 @@ class Scheduler:
         if request.cached is None:
             request.cached = min(lease.reused, request.prompt_length - 1)
             request.copied = max(0, request.cached - lease.published)
+            request.missed = lease.missed
             if request.sibling is None and not request.follows:
                 self.totals.prompt_tokens += request.prompt_length
                 self.totals.cached_tokens += request.cached

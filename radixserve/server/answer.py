@@ -56,6 +56,8 @@ class Envelope:
     continuous_usage: bool
     reuse: bool
     """Whether usage says where the prompt's tokens came from."""
+    explain: bool
+    """Likewise why they were computed."""
     ignored: list[str]
     """Stream options that have no effect."""
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -76,6 +78,7 @@ class Envelope:
             include_usage=include_usage,
             continuous_usage=continuous,
             reuse=bool(fields.return_cached_tokens_details),
+            explain=bool(fields.explain),
             ignored=ignored,
         )
 
@@ -123,6 +126,7 @@ async def respond(
     service: Service = request.app.state.service
     visit: Visit = request.state.visit
     headers = headers_of(service, prompts[0], [*ignored, *envelope.ignored])
+    visit.tally.explain = visit.tally.explain or envelope.explain
     deltas = service.answers(prompts, visit)
     if envelope.stream:
         events = envelope.events(shape.chunks(deltas), visit.tally)

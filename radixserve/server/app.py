@@ -35,6 +35,7 @@ from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_wit
 from radixserve.server.generate import generate
 from radixserve.server.health import health, version
 from radixserve.server.info import load, model_info, server_info
+from radixserve.server.lookup import cache_request, lookup
 from radixserve.server.messages.routes import count_tokens, create_message
 from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
@@ -126,6 +127,8 @@ TENANTS: list[BaseRoute] = [
     _post("/v1/batches/{id}/cancel", cancel_batch, "batches"),
     _get("/v1/cache/stats", cache_stats, "cache"),
     _get("/v1/cache/tree", cache_tree, "cache"),
+    _get("/v1/cache/requests/{id}", cache_request, "cache"),
+    _limited("/v1/cache/lookup", lookup, "cache"),
     _route("/v1/cache/tenants/{tenant}", purge_tenant, "cache", "DELETE"),
     _post("/v1/cache/purge", purge_session, "cache"),
     _get("/v1/cache/public", list_prefixes, "public_prefixes"),

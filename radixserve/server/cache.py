@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any
 
 import msgspec
@@ -97,6 +98,7 @@ async def reset_prefix_cache(request: Request) -> Response:
     hold, which nobody else finds any more and which come back when these end."""
     service: Service = request.app.state.service
     purge = await service.frontend.reset_prefix_cache()
+    service.explainer.trail.wipe("reset", time())
     return JSONResponse({"success": True, "dropped_pages": purge.dropped, "held_pages": purge.held})
 
 
@@ -104,7 +106,9 @@ async def purge_tenant(request: Request) -> Response:
     """Forgets all of one tenant; a tenant may forget its own, which it may also call ``self``."""
     service: Service = request.app.state.service
     name = _whose(request, request.path_params["tenant"])
-    return _purged(name, await service.frontend.reset_prefix_cache([name]))
+    purge = await service.frontend.reset_prefix_cache([name])
+    service.explainer.trail.wipe("purged", time(), tenant=name)
+    return _purged(name, purge)
 
 
 async def purge_session(request: Request) -> Response:
@@ -124,7 +128,9 @@ async def purge_session(request: Request) -> Response:
         )
     namespace = narrowed(fields.cache_salt, fields.extra_key)
     name = _whose(request, SELF if fields.tenant is None else fields.tenant)
-    purge = await service.frontend.purge(of_tenant(name or None, namespace))
+    namespace = of_tenant(name or None, namespace)
+    purge = await service.frontend.purge(namespace)
+    service.explainer.trail.wipe("purged", time(), tenant=name, namespace=namespace)
     return _purged(name, purge)
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.server.answer import Envelope, clipped, respond, token_ids
-from radixserve.server.conversation import Conversation, prepared
+from radixserve.server.conversation import Conversation, prepared_chat
 from radixserve.server.fields import CHAT_REFUSED, triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parsed import joined_message
@@ -43,7 +43,7 @@ async def chat_completions(request: Request) -> Response:
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
     )
-    conversation = await prepared(service, fields, request.headers, envelope.id)
+    conversation = await prepared_chat(service, fields, request.headers, envelope.id)
     answer = ChatAnswer(fields, conversation, request.state.tally)
     ignored += conversation.ignored
     if fields.return_token_ids:

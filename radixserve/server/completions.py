@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixserve.engine.frontend import TextDelta, TokenLogprob
+from radixserve.engine.frontend import TextDelta, TextRequest, TokenLogprob
 from radixserve.server.answer import Envelope, Shape, clipped, respond, token_ids
 from radixserve.server.beams import beams_of
 from radixserve.server.best_of import BestOf, answers_of
@@ -39,11 +41,57 @@ from radixserve.tokens import unpack
 DEFAULT_MAX_TOKENS = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """The prompts of a request on their way to the engine."""
+
+    requests: list[TextRequest]
+    sent: list[Prompt]
+    """As the client has them."""
+    answers: int
+    """That are shown, of those that are generated."""
+
+
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, service.settings.body_limit)
     fields, raws = await decode(body, CompletionRequest, service.large_bodies)
     ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
+    name = service.frontend.card.name
+    envelope = Envelope.of(
+        fields, name, prefix="cmpl-", kind="text_completion", chunk_kind="text_completion"
+    )
+    prompted = await prepared(service, fields, request.headers, envelope.id)
+    requests, tokens = prompted.requests, [each.prompt for each in prompted.requests]
+    texts = await service.text_work(partial(_echoed, service, fields, prompted.sent))
+    top = fields.logprobs if _scored_echo(fields) else None
+    echoes = [
+        Echo(text, prompt, service.frontend.tokenizer, top)
+        for text, prompt in zip(texts, tokens, strict=True)
+    ]
+    told = tokens if fields.return_token_ids else None
+    n = requests[0].n
+    shape: Shape = CompletionAnswer(echoes, n, fields.prompt_logprobs, told)
+    if n > prompted.answers:
+        logprobs = fields.logprobs is not None
+        shape = BestOf(shape, n=prompted.answers, of=n, logprobs=logprobs)
+    return await respond(request, envelope, ignored, requests, shape)
+
+
+async def prepared(
+    service: Service, fields: CompletionRequest, headers: Headers, id: str
+) -> Prompted:
+    """The prompts of ``fields``, tokenized; they are checked before that costs much.
+
+    Args:
+        id: of the answer.
+
+    Raises:
+        ApiError: 400, a field cannot be.
+        InvalidRequestError: what the tokenizer refuses.
+        ContextLengthError: a prompt is too long.
+        OverloadedError: too many wait already.
+    """
     card = service.frontend.card
     check_model(fields.model, card)
     form = form_of(fields)
@@ -65,13 +113,10 @@ async def completions(request: Request) -> Response:
     )
     sampling = replace(sampling, bad_words=bad_words(fields, service.frontend.tokenizer))
     prompts = named(fields.prompt, "prompt")
-    envelope = Envelope.of(
-        fields, card.name, prefix="cmpl-", kind="text_completion", chunk_kind="text_completion"
-    )
     draft = text_request(
         fields,
-        request.headers,
-        envelope.id,
+        headers,
+        id,
         sampling=sampling,
         continuation=True,
         most=service.frontend.most,
@@ -94,21 +139,11 @@ async def completions(request: Request) -> Response:
         )
         for param, prompt in prompts.items()
     ]
-    texts = await service.text_work(partial(_echoed, service, fields, list(prompts.values())))
-    top = fields.logprobs if _scored_echo(fields) else None
-    echoes = [
-        Echo(text, prompt, service.frontend.tokenizer, top)
-        for text, prompt in zip(texts, tokens, strict=True)
-    ]
     requests = [
-        replace(draft, id=f"{envelope.id}-{index}", prompt=prompt, end_logprob=top is not None)
+        replace(draft, id=f"{id}-{index}", prompt=prompt, end_logprob=_scored_echo(fields))
         for index, prompt in enumerate(tokens)
     ]
-    told = tokens if fields.return_token_ids else None
-    shape: Shape = CompletionAnswer(echoes, draft.n, fields.prompt_logprobs, told)
-    if ranks:
-        shape = BestOf(shape, n=n, of=draft.n, logprobs=fields.logprobs is not None)
-    return await respond(request, envelope, ignored, requests, shape)
+    return Prompted(requests, list(prompts.values()), n)
 
 
 def _scored_echo(fields: CompletionRequest) -> bool:

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from starlette.datastructures import Headers
 
 from radixserve.engine.frontend import TextRequest
+from radixserve.errors import ContextLengthError
+from radixserve.explain.walk import text_of
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.beams import beams_of, check_free
 from radixserve.server.dialect import Reading
@@ -22,6 +24,8 @@ from radixserve.server.structured import Form, check_form, form_of
 from radixserve.server.wire import ChatRequest, invalid
 
 PART_FIELDS = frozenset({"type", "text"})
+LONGEST = 3
+"""Messages that are named where there is too much in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,25 @@ async def prepared(
         markers=reading.formats.markers,
     )
     return Conversation(request, reading, service.dialect.id_length, [*ignored, *vain])
+
+
+async def prepared_chat(
+    service: Service, fields: ChatRequest, headers: Headers, id: str
+) -> Conversation:
+    """The same of messages that the client itself has sent: of a prompt that is too long it is told
+    which of them are the longest."""
+    try:
+        return await prepared(service, fields, headers, id)
+    except ContextLengthError as error:
+        error.message += _longest(fields.messages)
+        raise
+
+
+def _longest(messages: list[dict[str, Any]]) -> str:
+    lengths = {place: len(text_of(each.get("content"))) for place, each in enumerate(messages)}
+    longest = sorted(lengths, key=lambda place: -lengths[place])[:LONGEST]
+    parts = (f"messages.{place} ({lengths[place]} characters)" for place in longest)
+    return f" The longest messages are {', '.join(parts)}."
 
 
 def rendered(

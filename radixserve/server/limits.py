@@ -59,7 +59,8 @@ async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
             raise _too_large(limit)
         chunks.append(chunk)
         if not message.get("more_body", False):
-            return b"".join(chunks)
+            body = request.state.visit.body = b"".join(chunks)
+            return body
 
 
 async def decode(body: bytes, type_: type[T], limiter: anyio.CapacityLimiter) -> tuple[T, Raws]:

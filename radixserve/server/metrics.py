@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import cast
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from radixserve.engine.frontend import Frontend, TextDelta
 from radixserve.engine.messages import EngineStats, Usage
+from radixserve.explain.reason import Explanation
 from radixserve.server.metrics_compat import Compatible, Peer
 from radixserve.server.tenants.metrics import TenantMetrics
 
@@ -137,6 +138,26 @@ class Metrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+
+        self.computed = Counter(
+            PREFIX + "prompt_tokens_computed",
+            "Prompt tokens that were not reused, by the reason: extended is what is new.",
+            ["model_name", "reason"],
+            registry=self.registry,
+        )
+        self.explaining = Gauge(
+            PREFIX + "explaining_seconds",
+            "Time spent on finding these reasons.",
+            ["model_name"],
+            registry=self.registry,
+        )
+
+    def explained(self, explanation: Explanation | None, seconds: float) -> None:
+        """A prompt is explained; ``seconds`` were spent on that so far, in all."""
+        model = self._frontend.card.name
+        self.explaining.labels(model).set(seconds)
+        for part in explanation.parts if explanation is not None else ():
+            self.computed.labels(model, part.reason).inc(part.tokens)
 
     def request(self, tenant: str) -> RequestTimer:
         return RequestTimer(self, self._frontend.card.name, tenant)

@@ -17,6 +17,7 @@ from radixserve.server.batches.store import BatchObject, FileObject
 from radixserve.server.cache import PurgeRequest
 from radixserve.server.embeddings import EmbeddingList, EmbeddingRequest
 from radixserve.server.errors import ErrorBody
+from radixserve.server.explained import Told
 from radixserve.server.generate import GenerateRequest
 from radixserve.server.messages.errors import AnthropicErrorBody, is_messages
 from radixserve.server.messages.wire import (
@@ -61,6 +62,7 @@ BODIES: dict[str, Struct] = {
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
     "POST /v1/batches": BatchRequest,
+    "POST /v1/cache/lookup": ChatRequest,
     "POST /v1/cache/purge": PurgeRequest,
     "PUT /v1/cache/public/{prefix}": PublicPrefixRequest,
 }
@@ -84,6 +86,8 @@ ANSWERS: dict[str, Struct] = {
     "POST /v1/files": FileObject,
     "GET /v1/files/{id}": FileObject,
     "GET /v1/cache/tree": TreeObject,
+    "GET /v1/cache/requests/{id}": Told,
+    "POST /v1/cache/lookup": Told,
     "GET /v1/cache/public": PublicPrefixList,
     "PUT /v1/cache/public/{prefix}": PublicPrefixObject,
 }

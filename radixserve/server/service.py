@@ -25,11 +25,12 @@ from radixserve.errors import (
 )
 from radixserve.server.dialect import Dialect
 from radixserve.server.errors import AnswerError
+from radixserve.server.explained import Explainer
 from radixserve.server.limits import BODY_LIMIT
 from radixserve.server.metrics import Metrics
 from radixserve.server.metrics_compat import Peer
 from radixserve.server.recording import Recorder
-from radixserve.server.tally import Tally
+from radixserve.server.step import Step
 from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.registry import Registry
 from radixserve.server.tenants.visit import Visit
@@ -100,6 +101,7 @@ class Service:
     tenants: Registry = field(default_factory=Registry)
     audit: Audit = field(default_factory=Audit)
     recorder: Recorder = field(default_factory=Recorder)
+    explainer: Explainer = field(init=False)
     metrics: Metrics = field(init=False)
     large_bodies: anyio.CapacityLimiter = field(init=False)
     """One at a time is decoded, so that their memory does not add up."""
@@ -109,6 +111,8 @@ class Service:
     _dialect: Dialect | None = None
 
     def __post_init__(self) -> None:
+        self.explainer = Explainer(self.frontend, lambda: len(self.tenants.tenants))
+        self.tenants.forgetting.append(self.explainer.trail.forget)
         compat = self.settings.metrics_compat
         self.metrics = Metrics(self.frontend, lambda: self.tenants.tenants, compat)
         self.tenants.serve(self.frontend)
@@ -186,7 +190,7 @@ class Service:
         """
         requests, tally = visit.admit(requests, self.frontend.card), visit.tally
         if len(requests) == 1:
-            async with aclosing(self._answer(0, requests[0], tally)) as deltas:
+            async with aclosing(self._answer(0, requests[0], visit)) as deltas:
                 async for delta in deltas:
                     yield delta
             return
@@ -197,7 +201,7 @@ class Service:
 
         async def pump(prompt: int, request: TextRequest) -> None:
             try:
-                async with gate, aclosing(self._answer(prompt, request, tally)) as deltas:
+                async with gate, aclosing(self._answer(prompt, request, visit)) as deltas:
                     async for delta in deltas:
                         queue.put_nowait(delta)
                 queue.put_nowait(None)
@@ -227,8 +231,10 @@ class Service:
                 tally.take(prompt, end.index, end.usage)
                 yield prompt, end
 
-    async def _answer(self, prompt: int, request: TextRequest, tally: Tally) -> Deltas:
-        timer = self.metrics.request(request.tenant)
+    async def _answer(self, prompt: int, request: TextRequest, visit: Visit) -> Deltas:
+        timer, tally = self.metrics.request(request.tenant), visit.tally
+        step = Step(self.explainer, request, visit.body, visit.compare)
+        tally.steps[prompt] = step
         began, generated = time(), 0
         unfinished = request.n
         reason = "abort"  # unless we learn better, the client has gone
@@ -238,6 +244,8 @@ class Service:
                     tally.take(prompt, delta.index, delta.usage)
                     if delta.finish in ("error", "abort"):
                         raise AnswerError(delta.error or "it was aborted by the server.")
+                    if await step.take(delta, self.text_work):
+                        self.metrics.explained(step.explanation, self.explainer.seconds)
                     timer.take(delta)
                     generated += len(delta.tokens)
                     if delta.finish is not None:
@@ -257,6 +265,7 @@ class Service:
             raise
         finally:
             timer.end(unfinished, reason)
+            step.end(refused=reason == "refused", failed=reason == "error")
             if generated:
                 self.recorder.note(request, began, generated)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
@@ -14,6 +16,9 @@ from radixserve.server.wire import (
     UsageObject,
 )
 
+if TYPE_CHECKING:
+    from radixserve.server.step import Step
+
 CLIENT_GONE = 499
 
 
@@ -23,6 +28,10 @@ class Tally:
     """The latest ones of each answer, by prompt and index."""
     reasoning: int = 0
     """Tokens of all answers that were reasoning."""
+    steps: dict[int, Step] = field(default_factory=dict)
+    """What is known of each prompt's reuse."""
+    explain: bool = False
+    """Whether usage says why tokens were computed."""
     status: int = CLIENT_GONE
     """Of the answer, once all of it has been sent."""
 
@@ -47,9 +56,9 @@ class Tally:
         copied = sum(usage.copied_tokens for usage in prompts.values())
         shared = [each.shared_pages for each in prompts.values() if each.shared_pages is not None]
         parts: Reuse | UnsetType = UNSET
-        if reuse or shared:
+        if reuse or shared or self.explain:
             pages = sum(shared) if shared else UNSET
-            parts = Reuse(cached - copied, copied, tokens - cached, pages)
+            parts = Reuse(cached - copied, copied, tokens - cached, pages, *self._reasons(cached))
         return UsageObject(
             tokens,
             completion,
@@ -58,3 +67,14 @@ class Tally:
             CompletionTokensDetails(min(self.reasoning, completion)),
             parts,
         )
+
+    def _reasons(self, cached: int) -> tuple[float | UnsetType | None, dict[str, int] | UnsetType]:
+        """The time saved by ``cached`` tokens, and what the computed ones were computed for."""
+        if not self.explain:
+            return UNSET, UNSET
+        saved = [step.saved_ms(cached) for step in self.steps.values()]
+        reasons: Counter[str] = Counter()
+        for step in self.steps.values():
+            for part in step.explanation.parts if step.explanation is not None else ():
+                reasons[part.reason] += part.tokens
+        return saved[0] if saved else None, dict(reasons)

@@ -66,6 +66,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache: CacheFields | None = None
     timeout: float | None = None
+    explain: bool | None = None
 
 
 class GenerationFields(CommonFields, kw_only=True):
@@ -134,6 +135,10 @@ class Reuse(msgspec.Struct, frozen=True):
     shared_pages: int | UnsetType = UNSET
     """Of a beam search: pages that its beams read together, and that they would have needed in
     addition if they had not."""
+    time_saved_ms: float | UnsetType | None = UNSET
+    """What the others would have cost, an estimate; None as long as nothing was measured."""
+    reasons: dict[str, int] | UnsetType = UNSET
+    """Computed tokens by the reason for which they were."""
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
@@ -149,7 +154,8 @@ class UsageObject(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
     radixserve: Reuse | UnsetType = UNSET
-    """Only where ``return_cached_tokens_details`` asks for it, and after a beam search."""
+    """Only where ``return_cached_tokens_details`` or ``explain`` asks for it, and after a beam
+    search."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

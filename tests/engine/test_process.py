@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from radixserve.engine.core import FAILURES
 from radixserve.engine.frontend import TextDelta, TextRequest
+from radixserve.engine.messages import Look, Looked
 from radixserve.engine.process import supervisor
 from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.errors import (
@@ -211,6 +213,23 @@ def test_a_hang_is_found_though_only_a_reset_waits(tmp_path):
                 await engine.reset_prefix_cache()
             await back(engine, old)
             assert len(await collect(engine, ask(engine, "next"))) == 20
+
+    asyncio.run(scenario())
+
+
+def test_what_is_cached_of_a_prompt_is_told_without_touching_it(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as engine:
+            request = ask(engine, "Hello there, all of you!")
+            look = Look(request.prompt, request.namespace, request.tenant)
+            assert await engine.look(look) == Looked(0, 0)
+            await collect(engine, request)
+            tokens = len(request.prompt) // 4
+            for _ in range(2):
+                seen = await engine.look(look)
+                assert seen.reused + seen.copied == tokens - 1
+            assert (await engine.look(replace(look, limit=2))).reused <= 2
+            assert await engine.look(replace(look, namespace=b"another")) == Looked(0, 0)
 
     asyncio.run(scenario())
 

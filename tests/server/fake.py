@@ -23,7 +23,7 @@ from radixserve.engine.frontend import (
     TextRequest,
     TokenLogprob,
 )
-from radixserve.engine.messages import EngineStats, Usage
+from radixserve.engine.messages import EngineStats, Look, Looked, Usage
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.grammar import Grammar
 from radixserve.server.protocol import BoundedProtocol
@@ -186,6 +186,11 @@ class FakeFrontend:
         nodes = [each for each in self.nodes if tenant is None or each.tenant == tenant]
         total = len(self.nodes) if tenant is None else None
         return TreeView(nodes=nodes[:limit], total=total)
+
+    async def look(self, command: Look) -> Looked:
+        """Nothing is found but what was asked before as a whole."""
+        hit = (command.namespace, command.tokens) in self._seen
+        return Looked(len(command.tokens) // 4 - 1 if hit else 0, 0)
 
     def hold(self, after: int = 0) -> None:
         """From now on every answer waits for ``release`` after so many tokens."""

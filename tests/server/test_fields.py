@@ -150,6 +150,7 @@ SENT: dict[str, tuple[object, str, str]] = {
     "return_token_ids": (True, HONOURED, HONOURED),
     "return_prompt_text": (True, REFUSED, REFUSED),
     "cache_salt": ("a", HONOURED, HONOURED),
+    "explain": (True, HONOURED, HONOURED),
     "kv_transfer_params": ({}, LISTED, LISTED),
     "vllm_xargs": ({}, LISTED, LISTED),
     "repetition_detection": ({"max_pattern_size": 2}, REFUSED, REFUSED),

@@ -17,6 +17,7 @@ from radixserve.engine.messages import (
     Command,
     Dropped,
     Found,
+    Looked,
     Lost,
     News,
     Ping,
@@ -205,7 +206,7 @@ class SupervisedLLM(Asking):
     def _take(self, news: News) -> None:
         if isinstance(news, StepNews):
             self._learn(replace(news.stats, restarts=self._restarts))
-        if isinstance(news, StepNews | Refusal | Lost | Dropped | Surveyed):
+        if isinstance(news, StepNews | Refusal | Lost | Dropped | Looked | Surveyed):
             self._streams.take(news)
         self._owes, self._silent = self._streams.waiting, 0.0
 

@@ -6,16 +6,18 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from radixserve.engine.frontend import ModelCard, TextDelta
 from radixserve.server.conversation import Conversation
+from radixserve.server.diagnostics import Diagnostics, of_message
 from radixserve.server.messages.wire import (
     Block,
     BlockDelta,
     BlockStart,
     BlockStop,
     CacheCreation,
+    DiagnosticsInput,
     InputPiece,
     MessageDelta,
     MessageObject,
@@ -50,6 +52,7 @@ class MessageAnswer:
 
     Args:
         max_tokens: As the client has it: 0 shows nothing of the answer.
+        diagnostics: What the prompt is to be compared with, if it is.
     """
 
     def __init__(
@@ -60,12 +63,14 @@ class MessageAnswer:
         tally: Tally,
         *,
         max_tokens: int,
+        diagnostics: DiagnosticsInput | None = None,
     ):
         self._id = id
         self._request = conversation.request
         self._card = card
         self._tally = tally
         self._max_tokens = max_tokens
+        self._diagnostics = diagnostics
         [self._parsed] = conversation.answers(CALL_PREFIX)
         self._blocks = Blocks()
 
@@ -82,6 +87,7 @@ class MessageAnswer:
             joined_blocks(said),
             stop.stop_reason,
             stop.stop_sequence,
+            self._compared(),
         )
 
     async def news(self, deltas: Deltas) -> AsyncGenerator[News, None]:
@@ -91,7 +97,9 @@ class MessageAnswer:
             async for _, delta in deltas:
                 if not begun:
                     begun = True
-                    yield MessageStart(MessageObject(self._id, self._card.name, self._usage()))
+                    message = MessageObject(self._id, self._card.name, self._usage())
+                    message.diagnostics = self._compared()
+                    yield MessageStart(message)
                 for news in self._take(delta):
                     yield news
         yield MessageDelta(self._stop(delta), self._usage())
@@ -116,6 +124,13 @@ class MessageAnswer:
             reason = "model_context_window_exceeded"
         return Stop(reason, None)
 
+    def _compared(self) -> Diagnostics | UnsetType | None:
+        if self._diagnostics is None:
+            return UNSET
+        if self._diagnostics.previous_message_id is None:
+            return None
+        return of_message(self._tally.steps.get(0))
+
     def _usage(self) -> MessageUsage:
         """What it has cost so far. What a prompt leaves in the cache is its whole blocks."""
         usage = self._tally.usage()
@@ -132,6 +147,7 @@ class MessageAnswer:
                 usage.completion_tokens_details.reasoning_tokens
             ),
             cache_creation=CacheCreation(created),
+            radixserve=usage.radixserve,
         )
 
 

@@ -16,6 +16,7 @@ from radixserve.server.limits import Raws
 from radixserve.server.messages.blocks import Chat, converted, unknown
 from radixserve.server.messages.wire import (
     CountTokensRequest,
+    DiagnosticsInput,
     MessagesRequest,
     OutputConfig,
     OutputFormat,
@@ -45,6 +46,7 @@ SAME = (
     "extra_key",
     "cache",
     "timeout",
+    "explain",
 )
 """What both APIs call the same."""
 OWN_NAMES = [
@@ -64,6 +66,7 @@ NESTED: dict[str, type[msgspec.Struct]] = {
     "tool_choice": ToolChoiceInput,
     "thinking": ThinkingSwitch,
     "output_config": OutputConfig,
+    "diagnostics": DiagnosticsInput,
 }
 
 

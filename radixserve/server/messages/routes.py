@@ -30,6 +30,7 @@ from radixserve.server.messages.wire import (
 from radixserve.server.parameters import check_model
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream, Framing, event
+from radixserve.server.tenants.visit import Visit
 from radixserve.server.tokenize import LONGEST_TEXT
 from radixserve.server.wire import invalid
 from radixserve.tokens import count
@@ -51,8 +52,13 @@ async def create_message(request: Request) -> Response:
         service.frontend.card,
         request.state.tally,
         max_tokens=fields.max_tokens,
+        diagnostics=fields.diagnostics,
     )
-    deltas = _own(service.answers([conversation.request], request.state.visit))
+    visit: Visit = request.state.visit
+    visit.tally.explain = visit.tally.explain or bool(fields.explain)
+    if fields.diagnostics is not None:
+        visit.compare = fields.diagnostics.previous_message_id
+    deltas = _own(service.answers([conversation.request], visit))
     if fields.stream:
         events = _events(answer.news(deltas))
         return EventStream(events, service.settings, headers, _framing(request))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from radixserve.server.wire import CacheFields
+from radixserve.server.diagnostics import Diagnostics
+from radixserve.server.wire import CacheFields, Reuse
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
@@ -90,6 +92,11 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     """Our own, as in chat completions."""
 
 
+class DiagnosticsInput(msgspec.Struct, kw_only=True):
+    previous_message_id: str | None = None
+    """Of the message whose prompt this one is compared with."""
+
+
 class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: int
     """0 fills the cache with the prompt and answers nothing."""
@@ -106,6 +113,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     extra_key: str | None = None
     cache: CacheFields | None = None
     timeout: float | None = None
+    explain: bool | None = None
+    diagnostics: DiagnosticsInput | None = None
 
 
 class CountTokensResponse(msgspec.Struct):
@@ -157,6 +166,8 @@ class MessageUsage(msgspec.Struct, frozen=True):
     server_tool_use: None = None
     service_tier: Literal["standard"] = "standard"
     inference_geo: None = None
+    radixserve: Reuse | UnsetType = UNSET
+    """Where ``explain`` asks for it."""
 
 
 StopReason = Literal[
@@ -171,6 +182,8 @@ class MessageObject(msgspec.Struct, tag_field="type", tag="message"):
     content: list[Block] = []
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
+    diagnostics: Diagnostics | UnsetType | None = UNSET
+    """Where ``diagnostics`` asks for it."""
     role: Literal["assistant"] = "assistant"
     stop_details: None = None
     container: None = None

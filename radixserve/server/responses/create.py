@@ -35,6 +35,8 @@ async def create_response(request: Request) -> Response:
     asked = ready.conversation.request
     headers = headers_of(service, asked, ready.ignored)
     turn = _turn(ready, service.frontend.card, visit)
+    visit.compare = ready.compare
+    visit.tally.explain = visit.tally.explain or bool(ready.fields.explain)
     deltas = service.answers([asked], visit)
     if ready.fields.stream:
         live = Live(turn, ready.items, deltas, store, tenant, ready.reworded)
@@ -89,4 +91,11 @@ def _turn(ready: Ready, card: ModelCard, visit: Visit) -> Turn:
     )
     [answer] = conversation.answers()
     writes = card.prefix_cache and conversation.request.cache == "on"
-    return Turn(response, answer, visit.tally, before=len(ready.items), writes=writes)
+    return Turn(
+        response,
+        answer,
+        visit.tally,
+        before=len(ready.items),
+        writes=writes,
+        compared=ready.compare is not None,
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
@@ -28,7 +29,10 @@ from radixserve.server.responses.store import Record, Responses
 from radixserve.server.responses.truncation import moved, shorter
 from radixserve.server.responses.wire import Item, ResponsesRequest
 from radixserve.server.service import Service
-from radixserve.server.wire import invalid
+from radixserve.server.wire import ChatRequest, invalid
+
+SHOWN = ("messages", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
+"""What a prompt is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Ready:
     """Fields that have no effect."""
     reworded: Callable[[Exception], Exception]
     """An error as the client knows its own fields."""
+    compare: str | None
+    """Id of a response whose prompt this one's is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ async def read(request: Request) -> Ready:
     sent = _sent(fields)
     if not isinstance(sent, str) and fields.truncation != "auto":
         service.check_length(len(sent), "input", at_least=True)
+    compare = _compare(fields, ignored)
     service.check_load()
     id = f"resp_{uuid.uuid4().hex}"
     past = store.chain(tenant, fields.previous_response_id)
@@ -86,7 +93,31 @@ async def read(request: Request) -> Ready:
     except (ApiError, InvalidRequestError) as error:
         raise reworded(error) from error
     ignored += [*text.ignored, *(client_path(name, text.paths) for name in conversation.ignored)]
-    return Ready(id, fields, text.asked, text.items, conversation, ignored, reworded)
+    # Not what was sent, which may go on from what is stored.
+    request.state.visit.body = await service.text_work(partial(_shown, text.asked.chat))
+    return Ready(id, fields, text.asked, text.items, conversation, ignored, reworded, compare)
+
+
+def _shown(chat: ChatRequest) -> bytes:
+    """The whole conversation as a body. O(its size)."""
+    fields = {name: getattr(chat, name) for name in SHOWN}
+    return msgspec.json.encode({name: each for name, each in fields.items() if each is not None})
+
+
+def _compare(fields: ResponsesRequest, ignored: list[str]) -> str | None:
+    """The response that the prompt is to be compared with; other options have no effect.
+
+    Raises:
+        ApiError: 400, its id is none.
+    """
+    options = fields.prompt_cache_options or {}
+    name = "comparison_response_id"
+    ignored += [f"prompt_cache_options.{each}" for each in options if each != name]
+    compare = options.get(name)
+    if not isinstance(compare, str | None):
+        path = f"prompt_cache_options.{name}"
+        raise invalid(path, f"{path} must be a string", "invalid_type")
+    return compare
 
 
 async def _prepared(

@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from radixserve.engine.frontend import TextDelta
+from radixserve.server.diagnostics import of_response
 from radixserve.server.errors import ApiError
 from radixserve.server.parsed import ParsedAnswer
 from radixserve.server.responses.output import Numbered, Output
@@ -39,6 +40,7 @@ class Turn:
         answer: Reads the model's text.
         before: How many items the input has.
         writes: Whether the prompt is left in the cache.
+        compared: Whether the prompt is compared with that of another response.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Turn:
         *,
         before: int,
         writes: bool,
+        compared: bool = False,
     ):
         self.response = response
         self._answer = answer
         self._tally = tally
         self._writes = writes
+        self._compared = compared
         self._tell = Numbered()
         self._output = Output(response.output, self._tell, response.id, before)
         self._closing = b""
@@ -98,6 +102,8 @@ class Turn:
         self._closing += self._output.close("completed" if status == "completed" else "incomplete")
         response.status = status
         response.usage = self._usage()
+        if self._compared:
+            response.prompt_cache_diagnostics = of_response(self._tally.steps.get(0))
         if failure is not None:
             code = "server_error" if failure.status >= 500 else failure.code
             response.error = ResponseError(code or "server_error", failure.short()[0])
@@ -132,4 +138,5 @@ class Turn:
             usage.completion_tokens,
             OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
             usage.total_tokens,
+            usage.radixserve,
         )

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from radixserve.server.wire import CommonFields
+from radixserve.server.diagnostics import PromptCacheDiagnostics
+from radixserve.server.wire import CommonFields, Reuse
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -108,6 +109,8 @@ class ResponsesRequest(CommonFields, kw_only=True):
     reasoning: dict[str, Any] | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    """Of which ``comparison_response_id`` is that of a response to compare the prompt with."""
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -126,6 +129,8 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    radixserve: Reuse | UnsetType = UNSET
+    """Where ``explain`` asks for it."""
 
 
 class ResponseError(msgspec.Struct, frozen=True):
@@ -171,6 +176,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     service_tier: str = "default"
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType | None = UNSET
+    """Where ``prompt_cache_options.comparison_response_id`` asks for it."""
 
 
 class ItemList(msgspec.Struct, frozen=True):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 ACTING_FOR = "radixserve.tenant"
+EXPLAIN_HEADER = "x-radixserve-explain"
+"""Asks for what the field ``explain`` asks for."""
 
 
 def acting_for(app: ASGIApp, tenant: str) -> ASGIApp:
@@ -61,6 +63,8 @@ class Authentication:
             return
         meter = self._service.tenants.meter(tenant)
         visit = scope["state"]["visit"] = Visit(tenant, meter, scope["state"]["tally"])
+        wanted = Headers(scope=scope).get(EXPLAIN_HEADER, "")
+        visit.tally.explain = wanted.strip().lower() in ("1", "true", "yes", "on")
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -37,6 +37,10 @@ class Visit:
     tally: Tally
     model: str | None = None
     """That was asked to generate."""
+    body: bytes = b""
+    """Of the request, JSON."""
+    compare: str | None = None
+    """Id of an earlier request that its prompt is to be compared with."""
     prompts: list[int] = field(default_factory=list)
     """Tokens of each prompt that was let in."""
     limited: bool = False
@@ -77,8 +81,7 @@ class Visit:
             ApiError: 403, the model is not for this tenant.
             OverLimitError: its tokens are used up.
         """
-        if not self.tenant.may_use(card.name):
-            raise forbidden(f"This key may not use the model {card.name!r}.")
+        owned = [self.own(request, card) for request in requests]
         self.model = card.name
         prompts = [count(request.prompt) for request in requests]
         wanted = sum(
@@ -88,7 +91,25 @@ class Visit:
         with self._noted():
             self._reserved = self.meter.reserve(wanted)
         self.prompts = prompts
-        return [self._owned(request) for request in requests]
+        return owned
+
+    def own(self, request: TextRequest, card: ModelCard) -> TextRequest:
+        """``request`` as the tenant's own.
+
+        Raises:
+            ApiError: 403, the model is not for this tenant.
+        """
+        if not self.tenant.may_use(card.name):
+            raise forbidden(f"This key may not use the model {card.name!r}.")
+        priority = max(request.priority, self.tenant.ceiling)
+        if priority != request.priority:
+            self._headers[PRIORITY_HEADER] = str(priority)
+        return replace(
+            request,
+            tenant=self.tenant.name,
+            namespace=of_tenant(self.tenant.name or None, request.namespace),
+            priority=priority,
+        )
 
     def headers(self) -> dict[str, str]:
         """What the answer says of limits."""
@@ -118,17 +139,6 @@ class Visit:
         except OverLimitError as error:
             self.over = error.kind
             raise
-
-    def _owned(self, request: TextRequest) -> TextRequest:
-        priority = max(request.priority, self.tenant.ceiling)
-        if priority != request.priority:
-            self._headers[PRIORITY_HEADER] = str(priority)
-        return replace(
-            request,
-            tenant=self.tenant.name,
-            namespace=of_tenant(self.tenant.name or None, request.namespace),
-            priority=priority,
-        )
 
 
 def _answer(request: TextRequest, room: int) -> int:

@@ -43,6 +43,7 @@ NOT_GENERATING = {
     "/tokenize",
     "/detokenize",
     "/v1/embeddings",
+    "/v1/cache/lookup",
     "/v1/messages/count_tokens",
     f"{RESPONSES}/input_tokens",
 }

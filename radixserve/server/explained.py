@@ -1,0 +1,240 @@
+"""Why a prompt was computed: the trail of what was asked, as the server keeps and reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter, time
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from radixserve.cache.ghosts import Eviction
+from radixserve.cache.namespace import named
+from radixserve.engine.frontend import Frontend, TextRequest
+from radixserve.engine.messages import Looked
+from radixserve.explain.bodies import Bodies, decoded
+from radixserve.explain.divergence import Divergence, Seam, diverge
+from radixserve.explain.pace import PrefillPace
+from radixserve.explain.reason import FEW, Explanation, Found, Part, Reason, explain
+from radixserve.explain.trail import Alike, Record, Trail, common_tokens
+from radixserve.tokens import TOKEN_BYTES, count, unpack
+
+BEFORE, BEHIND = 64, 48
+"""Tokens around a place, whose text says which part of the body it is in."""
+UNLIKE = frozenset({"text", "fields", "tools_changed"})
+"""What two requests that have nothing to do with each other look like."""
+
+
+NARROWING = {"salt": "cache_salt", "extra": "extra_key"}
+"""Fields of a namespace that a client chooses, as it calls them."""
+
+
+class Told(msgspec.Struct, kw_only=True):
+    """An explanation as clients get it."""
+
+    id: str
+    object: str = "cache.explanation"
+    created: float | UnsetType = UNSET
+    """Unix time, in seconds."""
+    cache_mode: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    time_saved_ms: float | None = None
+    """An estimate; None as long as nothing was measured."""
+    expected_ttft_ms: float | UnsetType | None = UNSET
+    """Of a prompt that was only looked up."""
+    reason: Reason | None
+    """That of most tokens that might have been reused."""
+    parts: list[Part]
+    compared_with: str | None
+    """The earlier request with the longest head in common."""
+    common_tokens: int
+    diverged: Divergence | None
+    detail: str | None
+    seconds_ago: float | None
+    own_pressure: bool | None
+    narrowed_by: list[str]
+    """Fields of this request without which it would share more."""
+    page_size: int
+    """Tokens: whole blocks are reused in place, and a part of one is copied."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A request beside one that its client named."""
+
+    found: bool
+    common: int = 0
+    """Tokens."""
+    reusable: int = 0
+    """Tokens of the prompt of the other one."""
+    place: Divergence | None = None
+
+
+class Explainer:
+    """Keeps what was asked, and says why a prompt was not in the cache. Belongs to one event loop.
+
+    Args:
+        tenants: says how many there may be.
+    """
+
+    def __init__(self, frontend: Frontend, tenants: Callable[[], int]):
+        self._frontend = frontend
+        self.trail = Trail(tenants)
+        self.pace = PrefillPace()
+        self.seconds = 0.0
+        """Spent on explaining on the event loop and on threads."""
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += perf_counter() - began
+
+    def place(self, later: Record, earlier: Record, common: int) -> Divergence | None:
+        """Where ``later`` parts from ``earlier``, with which it has ``common`` tokens in common;
+        None where that cannot be known, since one has no body. O(bytes of both)."""
+        if not later.body or not earlier.body:
+            return None
+        ours, theirs = decoded(earlier.body), decoded(later.body)
+        if common >= earlier.length:
+            self._answer(ours, theirs, earlier)
+        prompt = later.prompt
+        decode = self._frontend.tokenizer.decode
+        start = max(0, common - BEFORE) * TOKEN_BYTES
+        at, end = common * TOKEN_BYTES, (common + BEHIND) * TOKEN_BYTES
+        before = decode(unpack(prompt[start:at]), skip_special_tokens=False)
+        behind = decode(unpack(prompt[at:end]), skip_special_tokens=False)
+        return diverge(ours, theirs, Seam(before + behind, len(before)))
+
+    def _answer(self, ours: dict[str, Any], theirs: dict[str, Any], earlier: Record) -> None:
+        """Put the answer behind ``ours`` if ``theirs`` has it as text."""
+        for name in ("messages", "input"):
+            messages, later = ours.get(name), theirs.get(name)
+            if not isinstance(messages, list) or not isinstance(later, list):
+                continue
+            sent = later[len(messages)] if len(later) > len(messages) else None
+            if isinstance(sent, dict) and isinstance(sent.get("content"), str):
+                text = self._frontend.tokenizer.decode(unpack(earlier.answer))
+                messages.append({"role": "assistant", "content": text})
+
+    def like(self, record: Record, nearest: Sequence[Alike]) -> Alike | None:
+        """The first of ``nearest`` that ``record`` is like: few tokens in common are the
+        template's, unless the bodies look alike behind these. O(bytes of all) for few tokens."""
+        if nearest and nearest[0].common >= min(FEW, record.length / 2):
+            return nearest[0]
+        for alike in nearest:
+            place = self.place(record, alike.record, alike.common)
+            if place is not None and place.guess not in UNLIKE:
+                return alike
+        return None
+
+    def compared(self, record: Record, id: str) -> Comparison:
+        """``record`` beside the request of this id of the same tenant. O(bytes of both)."""
+        other = self.trail.find(record.tenant, id)
+        if other is None or other.namespace != record.namespace or other is record:
+            return Comparison(False)
+        common = min(common_tokens(other, record.prompt), record.length)
+        parts = common < min(other.length, record.length)
+        place = self.place(record, other, common) if parts else None
+        return Comparison(True, common, other.length, place)
+
+    def told(self, record: Record) -> Told | None:
+        """All that is known of ``record``; None as long as that is nothing. O(bytes of its body and
+        of that which it is compared with)."""
+        explanation = record.explanation
+        if explanation is None:
+            return None
+        return self._told(record, explanation, created=record.began)
+
+    def lookup(self, request: TextRequest, looked: Looked) -> Callable[[bytes], Told]:
+        """What would become of ``request``, which is only looked up: to be called with its body, on
+        any thread. O(bytes of the bodies)."""
+        record = self.record(request)
+        cached = looked.reused + looked.copied
+        found = self.found(record, request, cached, looked.missed)
+        nearest = self.trail.nearest(record.tenant, record.namespace, record.tokens)
+        wiped = self.trail.wiped(record.tenant, record.namespace, record.tokens)
+        left = found.prompt - found.cached + (self._frontend.stats().pending_tokens or 0)
+
+        def told(body: bytes) -> Told:
+            record.body = Bodies().keep(body)
+            alike = self.like(record, nearest)
+            explanation = explain(found, alike, wiped)
+            return self._told(record, explanation, expected_ttft_ms=self.milliseconds(left))
+
+        return told
+
+    def milliseconds(self, tokens: int) -> float | None:
+        """How long it takes to compute so many."""
+        seconds = self.pace.seconds(tokens)
+        return None if seconds is None else round(1000 * seconds, 3)
+
+    def record(self, request: TextRequest) -> Record:
+        """``request`` as it is kept, still without its body."""
+        return Record(
+            id=request.id,
+            tenant=request.tenant,
+            namespace=request.namespace,
+            mode=request.cache,
+            epoch=self._frontend.stats().restarts,
+            began=time(),
+            length=count(request.prompt),
+            body={},
+            tokens=request.prompt,
+        )
+
+    def found(
+        self, record: Record, request: TextRequest, cached: int, missed: Eviction | None
+    ) -> Found:
+        """What the cache did, or would do, for ``request``."""
+        return Found(
+            prompt=record.length,
+            cached=min(cached, max(0, record.length - 1)),
+            page_size=self._frontend.card.page_size,
+            bypass=self._bypass(request),
+            epoch=record.epoch,
+            began=record.began,
+            evicted=missed,
+        )
+
+    def _bypass(self, request: TextRequest) -> str | None:
+        if not self._frontend.card.prefix_cache:
+            return "the server's prefix cache is off"
+        if request.cache == "off":
+            return "cache mode off"
+        if request.sampling.pooling == "mean":
+            return "pooling mean"
+        return None if request.sampling.prompt_logprobs is None else "prompt_logprobs"
+
+    def _told(self, record: Record, explanation: Explanation, **facts: Any) -> Told:
+        earlier = None
+        if explanation.alike is not None:
+            earlier = self.trail.find(record.tenant, explanation.alike)
+        place = None
+        if earlier is not None and any(part.reason == "diverged" for part in explanation.parts):
+            place = self.place(record, earlier, explanation.common_tokens)
+        cached = explanation.cached_tokens
+        return Told(
+            id=record.id,
+            cache_mode=record.mode,
+            prompt_tokens=explanation.prompt_tokens,
+            cached_tokens=cached,
+            computed_tokens=explanation.prompt_tokens - cached,
+            time_saved_ms=self.milliseconds(cached),
+            reason=explanation.reason,
+            parts=explanation.parts,
+            compared_with=explanation.alike,
+            common_tokens=explanation.common_tokens,
+            diverged=place,
+            detail=explanation.detail,
+            seconds_ago=explanation.seconds_ago,
+            own_pressure=explanation.own_pressure,
+            narrowed_by=[NARROWING[each] for each in named(record.namespace) if each in NARROWING],
+            page_size=self._frontend.card.page_size,
+            **facts,
+        )

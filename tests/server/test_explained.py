@@ -1,0 +1,369 @@
+"""Why a prompt was computed: where it parts, what was evicted, what never was in the cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from starlette.testclient import TestClient
+
+from radixserve.server.app import create_app
+from tests.server.asking import complete, error_of
+from tests.server.fake import FakeFrontend
+from tests.server.stack import CHAT, Stack, cached, stack, usage
+
+Scenario = Callable[[Stack], Awaitable[None]]
+SYSTEM = "You help people who live by the sea. It is 2026-11-30 12:04:17 now. Be brief and kind."
+QUESTION = "What is a fjord?"
+
+
+def run(directory: Path, scenario: Scenario, **settings: Any) -> None:
+    async def within() -> None:
+        async with stack(directory, **settings) as server:
+            await scenario(server)
+
+    asyncio.run(within())
+
+
+async def explained(server: Stack, response: Any) -> dict[str, Any]:
+    """What is known of a request, by the id of its answer."""
+    found = await server.client.get(f"/v1/cache/requests/{response.json()['id']}")
+    assert found.status_code == 200, found.text
+    told = dict(found.json())
+    assert told["cached_tokens"] + told["computed_tokens"] == told["prompt_tokens"]
+    return told
+
+
+def talk(system: str = SYSTEM, *turns: str) -> list[dict[str, str]]:
+    said = [{"role": "system", "content": system}]
+    for place, each in enumerate(turns or (QUESTION,)):
+        said.append({"role": "assistant" if place % 2 else "user", "content": each})
+    return said
+
+
+async def chat(server: Stack, messages: list[dict[str, str]], **fields: Any) -> Any:
+    return await server.ask(CHAT, messages=messages, max_tokens=1, **fields)
+
+
+def test_one_token_that_changed_is_found(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        prompt = list(range(20, 80))
+        first = await server.ask(prompt=prompt, max_tokens=1)
+        assert (await explained(server, first))["reason"] == "cold"
+        prompt[37] = 200
+        second = await server.ask(prompt=prompt, max_tokens=1)
+        told = await explained(server, second)
+        assert told["reason"] == "diverged"
+        assert told["common_tokens"] == cached(second) == 37
+        assert told["parts"] == [{"reason": "diverged", "start": 37, "tokens": 23}]
+        assert told["compared_with"] == first.json()["id"] + "-0"
+        assert told["diverged"]["pointer"] == "/prompt/37"
+
+    run(tmp_path, scenario)
+
+
+def test_a_clock_in_the_system_prompt_is_found_in_message_0(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        await chat(server, talk())
+        later = talk(SYSTEM.replace("12:04:17", "12:09:41"))
+        told = await explained(server, await chat(server, later))
+        assert told["reason"] == "diverged"
+        place = told["diverged"]
+        assert (place["guess"], place["message"], place["role"]) == ("timestamp", 0, "system")
+        assert place["pointer"] == "/messages/0/content"
+        assert place["character"] == SYSTEM.index("4:17")
+        assert "12:04:17" in place["earlier"]
+        assert "12:09:41" in place["later"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_clock_that_comes_before_all_else_is_no_other_prompt(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        await chat(server, talk("12:04:17. " + SYSTEM))
+        told = await explained(server, await chat(server, talk("12:09:41. " + SYSTEM)))
+        assert told["reason"] == "diverged"
+        assert told["diverged"]["guess"] == "timestamp"
+        other = await chat(server, talk("Sing a song of sixpence, a pocket full of rye."))
+        assert (await explained(server, other))["reason"] == "cold"
+
+    run(tmp_path, scenario)
+
+
+def test_another_question_parts_at_its_own_message(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        await chat(server, talk())
+        told = await explained(server, await chat(server, talk(SYSTEM, "What is a delta?")))
+        place = told["diverged"]
+        assert (place["message"], place["role"], place["guess"]) == (1, "user", "text")
+        assert place["character"] == QUESTION.index("fjord")
+
+    run(tmp_path, scenario)
+
+
+def test_a_conversation_that_goes_on_has_missed_nothing(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        turns = [QUESTION]
+        before = 0
+        for turn in range(4):
+            response = await server.ask(CHAT, messages=talk("Hi.", *turns), max_tokens=1)
+            told = await explained(server, response)
+            if turn:
+                assert told["reason"] is None
+                assert {part["reason"] for part in told["parts"]} == {"extended"}
+            assert cached(response) >= before
+            before = told["prompt_tokens"]
+            turns += [response.json()["choices"][0]["message"]["content"], f"And {turn}?"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_turn_that_is_stored_without_what_was_wrapped_around_it_is_named(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        wrapped = f"Use this: a fjord is a long inlet between cliffs. Question: {QUESTION}"
+        first = await chat(server, talk("Hi.", wrapped))
+        answer = first.json()["choices"][0]["message"]["content"]
+        raw = talk("Hi.", QUESTION, answer, "Thanks")
+        told = await explained(server, await chat(server, raw))
+        place = told["diverged"]
+        assert (place["guess"], place["message"], place["role"]) == ("unwrapped", 1, "user")
+
+    run(tmp_path, scenario)
+
+
+def test_an_answer_that_was_edited_parts_at_its_message(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        first = await server.ask(CHAT, messages=talk("Hi."), max_tokens=30)
+        answer = first.json()["choices"][0]["message"]["content"]
+        edited = talk("Hi.", QUESTION, answer[:10] + "!" + answer[11:], "Thanks")
+        told = await explained(server, await chat(server, edited))
+        assert told["reason"] == "diverged"
+        place = told["diverged"]
+        assert (place["message"], place["role"], place["character"]) == (2, "assistant", 10)
+
+    run(tmp_path, scenario)
+
+
+def test_shared_heads_of_any_length_are_reused_to_the_token(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        stats = (await server.client.get("/v1/cache/stats")).json()
+        assert stats["page_size"] == 4
+        prompt = list(range(20, 80))
+        await server.ask(prompt=prompt, max_tokens=1)
+        for shared in (1, 2, 3, 4, 5, 7, 8, 9, 12, 21, 22, 24, 33):
+            parted = [*prompt[:shared], *([100 + shared] * 20)]
+            response = await server.ask(prompt=parted, max_tokens=1)
+            told = await explained(server, response)
+            assert cached(response) == shared
+            assert told["page_size"] == 4
+            reasons = {part["reason"] for part in told["parts"]}
+            assert reasons == ({"cold"} if shared < 20 else {"diverged"})
+
+    run(tmp_path, scenario)
+
+
+def test_what_was_evicted_says_when_and_for_whom(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        prompt = list(range(20, 60))
+        await server.ask(prompt=prompt, max_tokens=1)
+        for other in range(5):
+            await server.ask(prompt=[100 + other] * 40, max_tokens=1)
+        response = await server.ask(prompt=prompt, max_tokens=1)
+        assert cached(response) < 36
+        told = await explained(server, response)
+        assert told["reason"] == "evicted"
+        assert told["seconds_ago"] >= 0.0
+        assert told["own_pressure"] is True
+        assert told["diverged"] is None
+        # The last token is computed in any case.
+        assert sum(part["tokens"] for part in told["parts"]) == 39 - cached(response)
+
+    run(tmp_path, scenario, num_pages=32)
+
+
+@pytest.mark.parametrize("mode", ["off", "read-only"])
+def test_what_was_asked_past_the_cache_was_never_in_it(tmp_path: Path, mode: str):
+    async def scenario(server: Stack) -> None:
+        prompt = list(range(20, 60))
+        first = await server.ask(prompt=prompt, max_tokens=1, cache={"mode": mode})
+        assert (await explained(server, first))["reason"] == ("bypass" if mode == "off" else "cold")
+        told = await explained(server, await server.ask(prompt=prompt, max_tokens=1))
+        assert (told["reason"], told["detail"]) == ("never_cached", f"cache mode {mode}")
+
+    run(tmp_path, scenario)
+
+
+def test_logprobs_of_a_prompt_pass_the_cache_by(client: TestClient):
+    complete(client, "x" * 100)
+    asked = complete(client, "x" * 100 + "y", prompt_logprobs=1).json()["id"]
+    told = client.get(f"/v1/cache/requests/{asked}").json()
+    assert (told["reason"], told["detail"]) == ("bypass", "prompt_logprobs")
+
+
+def test_what_ends_before_it_has_begun_was_never_in_the_cache(
+    client: TestClient, frontend: FakeFrontend
+):
+    frontend.fail_after = 0
+    assert complete(client, "x" * 100).status_code == 500
+    frontend.fail_after = None
+    frontend._seen.clear()
+    asked = complete(client, "x" * 100).json()["id"]
+    told = client.get(f"/v1/cache/requests/{asked}").json()
+    assert (told["reason"], told["detail"]) == ("never_cached", "failed")
+
+
+def test_what_still_runs_is_not_in_the_cache_yet(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        prompt = list(range(20, 60))
+        long = server.ask(prompt=prompt, max_tokens=300, cache={"mode": "off"})
+        first = asyncio.create_task(long)
+        while not server.engine.stats().running:
+            await asyncio.sleep(0)
+        told = await explained(server, await server.ask(prompt=prompt, max_tokens=1))
+        await first
+        assert (told["reason"], told["detail"]) == ("never_cached", "still running")
+
+    run(tmp_path, scenario)
+
+
+def test_a_salt_narrows_what_is_compared(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        await chat(server, talk(), cache_salt="one")
+        told = await explained(server, await chat(server, talk(), cache_salt="two"))
+        assert told["reason"] == "cold"
+        assert told["compared_with"] is None
+        assert told["narrowed_by"] == ["cache_salt"]
+        plain = await explained(server, await chat(server, talk()))
+        assert (plain["reason"], plain["narrowed_by"]) == ("cold", [])
+
+    run(tmp_path, scenario)
+
+
+def test_what_was_forgotten_says_so(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        asked = await chat(server, talk())
+        await server.client.post("/reset_prefix_cache")
+        gone = await server.client.get(f"/v1/cache/requests/{asked.json()['id']}")
+        assert gone.status_code == 404
+        told = await explained(server, await chat(server, talk()))
+        assert told["reason"] == "reset"
+        assert told["seconds_ago"] >= 0.0
+        await server.client.delete("/v1/cache/tenants/self")
+        assert (await explained(server, await chat(server, talk())))["reason"] == "purged"
+        await chat(server, talk(), cache_salt="s")
+        await server.ask("/v1/cache/purge", cache_salt="s")
+        salted = await explained(server, await chat(server, talk(), cache_salt="s"))
+        assert salted["reason"] == "purged"
+
+    run(tmp_path, scenario)
+
+
+def test_an_engine_that_was_started_again_has_forgotten(client: TestClient, frontend: FakeFrontend):
+    stats = frontend.stats()
+    complete(client, "x" * 100)
+    frontend._seen.clear()
+    frontend.stats = lambda: replace(stats, restarts=1)  # type: ignore[method-assign]
+    again = complete(client, "x" * 100).json()["id"]
+    assert client.get(f"/v1/cache/requests/{again}").json()["reason"] == "restarted"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("header", [False, True])
+def test_usage_says_why_on_request(tmp_path: Path, stream: bool, header: bool):
+    async def scenario(server: Stack) -> None:
+        fields: dict[str, Any] = {"max_tokens": 1, "prompt": list(range(20, 100))}
+        if stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        if header:
+            server.client.headers["x-radixserve-explain"] = "1"
+        else:
+            fields["explain"] = True
+        cold = usage(await server.ask(**fields))["radixserve"]
+        assert cold["reasons"] == {"cold": 80}
+        assert cold["time_saved_ms"] == 0.0
+        fields["prompt"] = [*range(20, 70), *([9] * 30)]
+        warm = usage(await server.ask(**fields))["radixserve"]
+        assert warm["reasons"] == {"diverged": 30}
+        assert warm["computed_tokens"] == 30
+        assert warm["time_saved_ms"] > 0.0
+
+    run(tmp_path, scenario)
+
+
+def test_nobody_is_told_of_what_is_unknown(client: TestClient):
+    for id in ("nothing", "x" * 5000, "%00"):
+        error = error_of(client.get(f"/v1/cache/requests/{id}"), 404)
+        assert error["code"] == "request_not_found"
+        assert len(error["message"]) < 300
+
+
+def test_reasons_are_counted(client: TestClient):
+    complete(client, "x" * 100)
+    complete(client, "x" * 100)
+    complete(client, "x" * 60 + "y" * 40)
+    shown = client.get("/metrics").text
+    assert 'prompt_tokens_computed_total{model_name="fake/model",reason="cold"} 100.0' in shown
+    assert 'reason="diverged"} 40.0' in shown
+    assert "radixserve:explaining_seconds{" in shown
+
+
+def test_tools_keep_the_order_in_which_they_were_sent():
+    frontend = FakeFrontend(max_model_len=2000)
+
+    def render(messages: list[dict[str, Any]], *, tools: Any = None, **_: Any) -> str:
+        return f"{tools}\n{messages}"
+
+    frontend.tokenizer.render_chat = render  # type: ignore[assignment, method-assign]
+    frontend.tokenizer.takes_tools = True
+    frontend.tokenizer.chat_template_source = "{{ tools }}<tool_call>"
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        for name in ("sail", "row")
+    ]
+    with TestClient(create_app(frontend)) as client:
+        ids = []
+        for sent in (tools, tools[::-1]):
+            body = {"messages": talk(), "tools": sent}
+            ids.append(client.post(CHAT, json=body).json()["id"])
+        first, second = (request.prompt for request in frontend.requests)
+        assert first != second
+        place = client.get(f"/v1/cache/requests/{ids[1]}").json()["diverged"]
+        assert (place["guess"], place["pointer"]) == ("tool_order", "/tools/0")
+
+
+def test_ids_that_come_back_as_they_were_cost_nothing():
+    frontend = FakeFrontend(max_model_len=2000)
+
+    def render(messages: list[dict[str, Any]], **_: Any) -> str:
+        return "\n".join(map(str, messages))
+
+    frontend.tokenizer.render_chat = render  # type: ignore[assignment, method-assign]
+
+    def called(id: str) -> list[dict[str, Any]]:
+        function = {"name": "tide", "arguments": "{}"}
+        call = {"id": id, "type": "function", "function": function}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return [*talk(), said, {"role": "tool", "tool_call_id": id, "content": "high"}]
+
+    with TestClient(create_app(frontend)) as client:
+        told = []
+        for id in ("call_a8Fk29xQz1", "call_a8Fk29xQz1", "call_b7Tq81mWe4"):
+            answer = client.post(CHAT, json={"messages": called(id)}).json()
+            told.append(client.get(f"/v1/cache/requests/{answer['id']}").json())
+        assert told[1]["computed_tokens"] == 1
+        place = told[2]["diverged"]
+        assert (place["guess"], place["message"]) == ("random_id", 2)
+        assert place["pointer"] == "/messages/2/tool_calls/0/id"
+
+
+def test_a_prompt_that_is_too_long_names_the_longest_messages(client: TestClient):
+    messages = talk("Hi.", "short", "x" * 150, "also short", "y" * 90)
+    error = error_of(client.post(CHAT, json={"messages": messages}))
+    assert error["code"] == "context_length_exceeded"
+    for told in ("200 tokens", "messages.2 (150 characters)", "messages.4 (90 characters)"):
+        assert told in error["message"]
+    assert error["message"].index("messages.2") < error["message"].index("messages.4")
