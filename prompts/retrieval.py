@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Message = dict[str, str]
+from radixserve.prompts.layout import Message, layout
 
-INSTRUCTION = (
-    "Answer from the documents below. Name the document that the answer comes from. "
-    "If they do not hold the answer, say so."
-)
+RAG = layout("rag")
+INSTRUCTION = str(RAG.parts[0].default)
 
 
 def retrieval_messages(
@@ -21,9 +19,9 @@ def retrieval_messages(
     that two questions over the same documents differ only in their last tokens. The order of the
     documents is kept: whoever wants more reuse hands them over in a stable order.
     """
-    parts = [instruction]
-    parts += [f"Document: {title}\n{text.strip()}" for title, text in documents]
-    return [
-        {"role": "system", "content": "\n\n".join(parts)},
-        {"role": "user", "content": question},
-    ]
+    messages: list[Message] = RAG.messages(
+        instructions=instruction,
+        documents=[{"title": title, "text": text.strip()} for title, text in documents],
+        question=question,
+    )
+    return messages

@@ -24,6 +24,7 @@ from radixserve.config import (
 from radixserve.errors import ConfigError, ModelError, RadixServeError
 from radixserve.terminal.chat import chat
 from radixserve.terminal.doctor import doctor
+from radixserve.terminal.lint import lint
 from radixserve.terminal.options import (
     BATCH,
     MEMORY,
@@ -32,6 +33,7 @@ from radixserve.terminal.options import (
     ApiKeys,
     AuditLog,
     BatchedTokens,
+    Canonical,
     DrainTimeout,
     FilesDir,
     FilesLimit,
@@ -44,6 +46,7 @@ from radixserve.terminal.options import (
     RecordTrace,
     StepTimeout,
     Tenants,
+    TensorParallelSize,
     ToolCallParser,
     TorchCompile,
     option,
@@ -111,6 +114,7 @@ app.command()(probe)
 app.command()(doctor)
 app.command()(verify)
 app.command()(simulate)
+app.command()(lint)
 app.add_typer(tenants_commands, name="tenants")
 
 
@@ -157,14 +161,7 @@ def serve(
         int | None,
         option("--threads", panel=MODEL, help="CPU threads.", show_default="one a core"),
     ] = None,
-    tensor_parallel_size: Annotated[
-        int,
-        option(
-            "--tensor-parallel-size",
-            panel=MODEL,
-            help="GPUs that compute the model together. On a CPU: processes, for tests.",
-        ),
-    ] = DEFAULTS.tensor_parallel_size,
+    tensor_parallel_size: TensorParallelSize = DEFAULTS.tensor_parallel_size,
     quantization: Annotated[
         Quantization,
         option("--quantization", panel=MODEL, help="int8: weights in 8 bits, on a CPU."),
@@ -281,6 +278,7 @@ def serve(
     audit_log: AuditLog = None,
     record_trace: RecordTrace = None,
     metrics_compat: MetricsCompat = None,
+    canonical: Canonical = "",
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -343,6 +341,7 @@ def serve(
             audit_log=audit_log,
             record_trace=record_trace,
             metrics_compat=metrics_compat,
+            canonical=canonical,
         )
         run(config, settings, host, port, log_level)
     except (ConfigError, ModelError) as error:

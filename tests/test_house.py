@@ -30,6 +30,7 @@ ARROWS = {
     "terminal": {
         *("engine", "text", "model", "scheduling", "cache", "tenants", "simulation", "explain"),
         "remote",
+        "lint",
     },
     "rag": {"engine", "scheduling", "prompts", "remote"},
     "cli": {"terminal", "server", "engine"},
@@ -38,6 +39,7 @@ ARROWS = {
     "simulation": {"cache"},
     "tenants": set(),
     "remote": set(),
+    "lint": {"explain", "simulation", "server", "text"},
 }
 PURE = ("cache", "scheduling")
 IMPURE = {"torch", "numpy", "asyncio", "time", "datetime", "os", "socket", "threading"}

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 import radixserve
 from radixserve.engine.frontend import TextDelta, TextRequest
-from radixserve.server.fields import ignored_header
+from radixserve.server.fields import canonical_header, ignored_header
 from radixserve.server.parameters import stream_options
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream, event
@@ -121,11 +121,16 @@ async def respond(
     ignored: Sequence[str],
     prompts: Sequence[TextRequest],
     shape: Shape,
+    canonical: Sequence[str] = (),
 ) -> Response:
-    """Generate answers to ``prompts`` and send them as the client asked for them."""
+    """Generate answers to ``prompts`` and send them as the client asked for them.
+
+    Args:
+        canonical: Forms that changed the prompt.
+    """
     service: Service = request.app.state.service
     visit: Visit = request.state.visit
-    headers = headers_of(service, prompts[0], [*ignored, *envelope.ignored])
+    headers = headers_of(service, prompts[0], [*ignored, *envelope.ignored], canonical)
     visit.tally.explain = visit.tally.explain or envelope.explain
     deltas = service.answers(prompts, visit)
     if envelope.stream:
@@ -141,10 +146,14 @@ def token_ids(news: TextDelta) -> list[int]:
     return [*news.tokens] if news.end is None else [*news.tokens, news.end]
 
 
-def headers_of(service: Service, asked: TextRequest, ignored: Sequence[str]) -> dict[str, str]:
-    """What the headers of an answer to ``asked`` say of fields that have no effect."""
+def headers_of(
+    service: Service, asked: TextRequest, ignored: Sequence[str], canonical: Sequence[str] = ()
+) -> dict[str, str]:
+    """What the headers of an answer to ``asked`` say of fields that have no effect, and of
+    canonical forms that changed its prompt."""
     unheeded = asked.priority and not service.settings.priorities
-    return ignored_header([*ignored, "priority"] if unheeded else ignored)
+    ignored = [*ignored, "priority"] if unheeded else ignored
+    return ignored_header(ignored) | canonical_header(canonical)
 
 
 def clipped(logprob: float) -> float:

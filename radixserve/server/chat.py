@@ -48,7 +48,8 @@ async def chat_completions(request: Request) -> Response:
     ignored += conversation.ignored
     if fields.return_token_ids:
         envelope = replace(envelope, prompt_token_ids=unpack(conversation.request.prompt))
-    return await respond(request, envelope, ignored, [conversation.request], answer)
+    prompts, canonical = [conversation.request], conversation.canonical
+    return await respond(request, envelope, ignored, prompts, answer, canonical)
 
 
 class ChatAnswer:

@@ -38,6 +38,8 @@ class Conversation:
     """Of the ids of calls; 0 if they may have any."""
     ignored: list[str]
     """Fields that have no effect."""
+    canonical: list[str]
+    """Canonical forms that changed the prompt."""
 
     def answers(self, prefix: str = "call_") -> list[ParsedAnswer]:
         """A reader for each of the answers, by its index; ids of calls begin with ``prefix``."""
@@ -89,7 +91,7 @@ async def prepared(
     ignored = [*without_effect, *_ignored_in_messages(fields.messages)]
     service.check_load()
     encode = partial(_encode, service, fields, reading, template_kwargs, form)
-    prompt, reading, (form, vain) = await service.text_work(encode)
+    prompt, reading, (form, vain), canonical = await service.text_work(encode)
     if draft.beams is not None and form is not None:
         check_free(form.grammar)
     await check_form(service, form)
@@ -103,7 +105,8 @@ async def prepared(
         ),
         markers=reading.formats.markers,
     )
-    return Conversation(request, reading, service.dialect.id_length, [*ignored, *vain])
+    ignored += vain
+    return Conversation(request, reading, service.dialect.id_length, ignored, canonical)
 
 
 async def prepared_chat(
@@ -127,21 +130,23 @@ def _longest(messages: list[dict[str, Any]]) -> str:
 
 def rendered(
     service: Service, fields: ChatRequest, reading: Reading, template_kwargs: dict[str, Any]
-) -> str:
-    """The prompt as the model's template has it.
+) -> tuple[str, list[str]]:
+    """The prompt as the model's template has it, and the canonical forms that changed it.
 
     Raises:
         InvalidRequestError: the template refuses the messages.
     """
     continued = bool(fields.continue_final_message)
     opened = fields.add_generation_prompt
-    return service.frontend.tokenizer.render_chat(
-        fields.messages,
-        tools=reading.tools,
+    messages, tools, canonical = service.canonical.applied(fields.messages, reading.tools)
+    text = service.frontend.tokenizer.render_chat(
+        messages,
+        tools=tools,
         add_generation_prompt=not continued if opened is None else opened,
         continue_final_message=continued,
         template_kwargs=template_kwargs,
     )
+    return text, canonical
 
 
 def _encode(
@@ -150,13 +155,15 @@ def _encode(
     reading: Reading,
     template_kwargs: dict[str, Any],
     form: Form | None,
-) -> tuple[bytes, Reading, tuple[Form | None, list[str]]]:
-    """The prompt in tokens, how answers to it are read, and what they are kept to."""
-    text = rendered(service, fields, reading, template_kwargs)
+) -> tuple[bytes, Reading, tuple[Form | None, list[str]], list[str]]:
+    """The prompt in tokens, how answers to it are read, what they are kept to, and the canonical
+    forms that changed the prompt."""
+    text, canonical = rendered(service, fields, reading, template_kwargs)
     special = bool(fields.add_special_tokens)
     prompt = service.encode(lambda: text, param="messages", add_special_tokens=special)
     reading = reading.after(text, fields.messages, continued=bool(fields.continue_final_message))
-    return prompt, reading, kept_to(reading, form, service.frontend.tokenizer.special_tokens)
+    kept = kept_to(reading, form, service.frontend.tokenizer.special_tokens)
+    return prompt, reading, kept, canonical
 
 
 def _top_logprobs(fields: ChatRequest) -> int | None:

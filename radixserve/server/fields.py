@@ -8,7 +8,7 @@ not, changes nothing, and is listed in the response header ``x-radixserve-ignore
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -17,6 +17,7 @@ from radixserve.server.errors import ApiError
 from radixserve.server.limits import Raws
 
 HEADER = "x-radixserve-ignored"
+CANONICAL = "x-radixserve-canonical"
 MAX_LISTED = 32
 LONGEST_NAME = 64
 NAME = re.compile(r"[A-Za-z0-9_.\-]+")
@@ -153,6 +154,11 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
     if len(listed) > MAX_LISTED:
         shown.append("...")
     return {HEADER: ", ".join(shown)}
+
+
+def canonical_header(forms: Sequence[str]) -> dict[str, str]:
+    """The header that lists the canonical forms that changed a prompt; no header for none."""
+    return {CANONICAL: ", ".join(forms)} if forms else {}
 
 
 def _neutral(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:

@@ -34,6 +34,7 @@ from radixserve.server.step import Step
 from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.registry import Registry
 from radixserve.server.tenants.visit import Visit
+from radixserve.text.canonical import Canonical
 from radixserve.text.parsing.formats import AUTO, choose, reasoning_formats, tool_formats
 from radixserve.tokens import count
 
@@ -83,11 +84,14 @@ class Settings:
     text."""
     reasoning_parser: str = AUTO
     """Likewise of reasoning."""
+    canonical: str = ""
+    """Forms that prompts are brought to before they are rendered, with commas between."""
 
     def __post_init__(self) -> None:
         """Raises:
-        ConfigError: there is no parser of such a name.
+        ConfigError: there is no parser, or no form, of such a name.
         """
+        Canonical.of(self.canonical)
         choose(self.tool_call_parser, tool_formats(), "", "--tool-call-parser")
         choose(self.reasoning_parser, reasoning_formats(), "", "--reasoning-parser")
 
@@ -103,6 +107,7 @@ class Service:
     recorder: Recorder = field(default_factory=Recorder)
     explainer: Explainer = field(init=False)
     metrics: Metrics = field(init=False)
+    canonical: Canonical = field(init=False)
     large_bodies: anyio.CapacityLimiter = field(init=False)
     """One at a time is decoded, so that their memory does not add up."""
     draining: bool = False
@@ -115,6 +120,7 @@ class Service:
         self.tenants.forgetting.append(self.explainer.trail.forget)
         compat = self.settings.metrics_compat
         self.metrics = Metrics(self.frontend, lambda: self.tenants.tenants, compat)
+        self.canonical = Canonical.of(self.settings.canonical)
         self.tenants.serve(self.frontend)
         self.large_bodies = anyio.CapacityLimiter(1)
         self._text_work = anyio.CapacityLimiter(self.settings.text_threads)

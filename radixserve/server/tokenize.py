@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.server.conversation import check_messages
-from radixserve.server.fields import ignored_header
+from radixserve.server.fields import canonical_header, ignored_header
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model
 from radixserve.server.prompts import packed
@@ -67,9 +67,9 @@ async def tokenize(request: Request) -> Response:
         check_messages(fields.messages)
     if fields.tools is not None:
         check_tools(fields.tools)
-    found = await service.text_work(partial(_tokenize, service, fields))
+    found, canonical = await service.text_work(partial(_tokenize, service, fields))
     unknown = [name for name in raws if name not in TokenizeRequest.__struct_fields__]
-    return _json(found, ignored_header(unknown))
+    return _json(found, ignored_header(unknown) | canonical_header(canonical))
 
 
 async def detokenize(request: Request) -> Response:
@@ -88,9 +88,10 @@ async def detokenize(request: Request) -> Response:
     return _json(DetokenizeResponse(text, text), ignored_header(unknown))
 
 
-def _tokenize(service: Service, fields: TokenizeRequest) -> TokenizeResponse:
+def _tokenize(service: Service, fields: TokenizeRequest) -> tuple[TokenizeResponse, list[str]]:
+    """The answer, and the canonical forms that changed the prompt."""
     tokenizer = service.frontend.tokenizer
-    param, text = _text(service, fields)
+    param, text, canonical = _text(service, fields)
     if len(text) > LONGEST_TEXT:
         raise invalid(param, f"{param} must have at most {LONGEST_TEXT} characters")
     special = fields.messages is None
@@ -98,11 +99,13 @@ def _tokenize(service: Service, fields: TokenizeRequest) -> TokenizeResponse:
         special = fields.add_special_tokens
     ids = unpack(tokenizer.encode(text, add_special_tokens=special, param=param))
     strings = [tokenizer.token_text(each) for each in ids] if fields.return_token_strs else None
-    return TokenizeResponse(len(ids), service.frontend.card.max_model_len, ids, strings)
+    length = service.frontend.card.max_model_len
+    return TokenizeResponse(len(ids), length, ids, strings), canonical
 
 
-def _text(service: Service, fields: TokenizeRequest) -> tuple[str, str]:
-    """The name of the field that was sent, and the text that it comes to.
+def _text(service: Service, fields: TokenizeRequest) -> tuple[str, str, list[str]]:
+    """The name of the field that was sent, the text that it comes to, and the canonical forms that
+    changed it.
 
     Raises:
         ApiError: 400, not exactly one of them was sent.
@@ -117,16 +120,18 @@ def _text(service: Service, fields: TokenizeRequest) -> tuple[str, str]:
         raise invalid("prompt", "Send exactly one of prompt, content and messages")
     [(param, value)] = sent.items()
     if isinstance(value, str):
-        return param, value
+        return param, value, []
     continued = bool(fields.continue_final_message)
     opened = fields.add_generation_prompt
-    return param, service.frontend.tokenizer.render_chat(
-        value,
-        tools=fields.tools,
+    messages, tools, canonical = service.canonical.applied(value, fields.tools or [])
+    text = service.frontend.tokenizer.render_chat(
+        messages,
+        tools=tools,
         add_generation_prompt=not continued if opened is None else opened,
         continue_final_message=continued,
         template_kwargs=fields.chat_template_kwargs,
     )
+    return param, text, canonical
 
 
 def _json(body: msgspec.Struct, headers: dict[str, str]) -> Response:

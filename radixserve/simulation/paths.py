@@ -56,6 +56,20 @@ class Paths:
             at += common
         return node
 
+    def reach(self, tenant: str, ids: Sequence[int]) -> int:
+        """Blocks of this prompt that others have from the front. O(blocks)."""
+        packed = array("q", ids).tobytes()
+        node, at = self._roots.get(tenant), 0
+        while node is not None and at < len(packed):
+            child = node.children.get(packed[at : at + ID_BYTES])
+            if child is None:
+                break
+            common = common_head(child.key, packed, at, len(packed))
+            common -= common % ID_BYTES
+            at += common
+            node = child if common == len(child.key) else None
+        return at // ID_BYTES
+
     def nodes(self) -> Iterator[Node]:
         """All of them, in no order."""
         waiting = list(self._roots.values())

@@ -163,3 +163,22 @@ MetricsCompat = Annotated[
         show_default="our own alone",
     ),
 ]
+Canonical = Annotated[
+    str,
+    option(
+        "--canonical",
+        panel=SERVER,
+        help="Bring prompts to one form, so that they are found again: tools (by name), json (keys "
+        "in order), volatile (lines with the time or an id left out); commas between.",
+        metavar="FORMS",
+        show_default="as they are sent",
+    ),
+]
+TensorParallelSize = Annotated[
+    int,
+    option(
+        "--tensor-parallel-size",
+        panel=MODEL,
+        help="GPUs that compute the model together. On a CPU: processes, for tests.",
+    ),
+]

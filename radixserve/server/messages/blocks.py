@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -18,14 +17,12 @@ from radixserve.server.messages.wire import (
     ToolUseInput,
 )
 from radixserve.server.wire import invalid
+from radixserve.text.canonical import BILLING
 
 T = TypeVar("T", bound=msgspec.Struct)
 Sent = tuple[str, dict[str, Any]]
 """A block behind its path."""
 
-BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
-"""What some clients put before all else, with a number that is another one in every request: left
-in, no prompt would begin as the one before."""
 HINTS = {
     "image": "Describe what is on it in a text block.",
     "document": "Send what it says in a text block.",

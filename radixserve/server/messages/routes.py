@@ -15,7 +15,7 @@ from starlette.responses import Response
 from radixserve.server.answer import headers_of
 from radixserve.server.conversation import check_messages, prepared, rendered
 from radixserve.server.errors import ApiError
-from radixserve.server.fields import ignored_header, triage
+from radixserve.server.fields import canonical_header, ignored_header, triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.messages.answer import MessageAnswer
 from radixserve.server.messages.errors import error_body
@@ -45,7 +45,7 @@ async def create_message(request: Request) -> Response:
     with own_names():
         conversation = await prepared(service, wanted.chat, request.headers, identity)
     ignored = [*wanted.ignored, *wanted.renamed(conversation.ignored)]
-    headers = headers_of(service, conversation.request, ignored)
+    headers = headers_of(service, conversation.request, ignored, conversation.canonical)
     answer = MessageAnswer(
         identity,
         conversation,
@@ -70,8 +70,9 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has, also where they are too many."""
     service: Service = request.app.state.service
     _, wanted = await _read(request, CountTokensRequest)
-    found, ignored = await service.text_work(partial(_counted, service, wanted))
+    found, ignored, canonical = await service.text_work(partial(_counted, service, wanted))
     headers = ignored_header([*wanted.ignored, *wanted.renamed(ignored)])
+    headers |= canonical_header(canonical)
     body = msgspec.json.encode(CountTokensResponse(found))
     return Response(body, headers=headers, media_type="application/json")
 
@@ -91,18 +92,19 @@ async def _read(request: Request, type_: type[T]) -> tuple[T, Asked]:
     return fields, msgspec.structs.replace(wanted, ignored=[*ignored, *wanted.ignored])
 
 
-def _counted(service: Service, wanted: Asked) -> tuple[int, list[str]]:
-    """The tokens of the prompt, and the fields that have no effect on it."""
+def _counted(service: Service, wanted: Asked) -> tuple[int, list[str], list[str]]:
+    """The tokens of the prompt, the fields that have no effect on it, and the canonical forms that
+    changed it."""
     fields = wanted.chat
     with own_names():
         check_messages(fields.messages)
         reading = service.dialect.reading(fields)
         template_kwargs, ignored = service.dialect.template_kwargs(fields)
-        text = rendered(service, fields, reading, template_kwargs)
+        text, canonical = rendered(service, fields, reading, template_kwargs)
     if len(text) > LONGEST_TEXT:
         raise invalid("messages", f"messages must have at most {LONGEST_TEXT} characters")
     tokens = service.frontend.tokenizer.encode(text, add_special_tokens=False, param="messages")
-    return count(tokens), ignored
+    return count(tokens), ignored, canonical
 
 
 async def _own(deltas: Deltas) -> Deltas:

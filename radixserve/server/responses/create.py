@@ -13,7 +13,7 @@ from radixserve.engine.frontend import ModelCard
 from radixserve.errors import InvalidRequestError
 from radixserve.server.answer import headers_of
 from radixserve.server.errors import ApiError
-from radixserve.server.fields import ignored_header
+from radixserve.server.fields import canonical_header, ignored_header
 from radixserve.server.responses.fields import shown_format
 from radixserve.server.responses.live import Live
 from radixserve.server.responses.reading import Ready, read
@@ -33,7 +33,7 @@ async def create_response(request: Request) -> Response:
     tenant = visit.tenant.name
     ready = await read(request)
     asked = ready.conversation.request
-    headers = headers_of(service, asked, ready.ignored)
+    headers = headers_of(service, asked, ready.ignored, ready.conversation.canonical)
     turn = _turn(ready, service.frontend.card, visit)
     visit.compare = ready.compare
     visit.tally.explain = visit.tally.explain or bool(ready.fields.explain)
@@ -55,7 +55,7 @@ async def count_input_tokens(request: Request) -> Response:
     """``POST /v1/responses/input_tokens``: the prompt's, without an answer."""
     ready = await read(request)
     told = msgspec.json.encode(InputTokens(count(ready.conversation.request.prompt)))
-    headers = ignored_header(ready.ignored)
+    headers = ignored_header(ready.ignored) | canonical_header(ready.conversation.canonical)
     return Response(told, headers=headers, media_type="application/json")
 
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from radixserve.server.conversation import check_messages
 from radixserve.server.errors import ApiError
-from radixserve.server.fields import ignored_header
+from radixserve.server.fields import canonical_header, ignored_header
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model
 from radixserve.server.service import Service
@@ -84,12 +84,13 @@ async def declare_prefix(request: Request) -> Response:
         raise invalid("messages", "Send messages, tools or both: what is to be shared")
     if chat.messages:
         check_messages(chat.messages)
-    tools = service.dialect.reading(chat).tools
+    reading = service.dialect.reading(chat)
+    messages, tools, canonical = service.canonical.applied(chat.messages, reading.tools)
     template_kwargs, ignored = service.dialect.template_kwargs(chat)
     work = partial(
         public_prefix,
         service.frontend.tokenizer,
-        chat.messages,
+        messages,
         tools=tools,
         template_kwargs=template_kwargs,
         page_size=card.page_size,
@@ -105,7 +106,8 @@ async def declare_prefix(request: Request) -> Response:
     prefix = PublicPrefix(visit.tenant.name, name, tokens, int(time.time()))
     service.tenants.declare(prefix)
     unknown = [each for each in raws if each not in PublicPrefixRequest.__struct_fields__]
-    return _json(_shown(prefix), ignored_header([*ignored, *unknown]))
+    headers = ignored_header([*ignored, *unknown]) | canonical_header(canonical)
+    return _json(_shown(prefix), headers)
 
 
 async def list_prefixes(request: Request) -> Response:

@@ -1,0 +1,122 @@
+"""Logs and templates in, a report out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from jinja2 import TemplateError
+
+from radixserve.errors import ModelError
+from radixserve.lint.analysis import Analysis, FullError
+from radixserve.lint.chat_template import is_chat_template, lint_chat_template
+from radixserve.lint.logs import Faults, read
+from radixserve.lint.prompt_template import lint_prompt_template
+from radixserve.lint.report import Report, TemplateReport
+from radixserve.lint.tokens import BYTES, About, Exact
+from radixserve.text.chat_template import ChatTemplate
+from radixserve.text.tokenizer import Tokenizer
+from radixserve.tokens import count
+
+TEMPLATES = (".jinja", ".jinja2", ".j2")
+"""How the names of templates end; everything else is a log."""
+LARGEST = 2**22
+"""Bytes of a template."""
+SPECIALS = {name: f"<{name}>" for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+"""For templates without a model."""
+
+
+class Progress(Protocol):
+    """Told how far it is."""
+
+    def read(self, size: int) -> None:
+        """So many bytes of the files more."""
+
+    def replayed(self, number: int) -> None:
+        """So many caches more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """What is checked against.
+
+    Args:
+        tokenizer: A model's, and its template; None counts characters.
+        name: Of that model.
+        page_size: Tokens.
+        prefill_rate: Tokens a second.
+    """
+
+    tokenizer: Tokenizer | None
+    name: str
+    page_size: int
+    prefill_rate: float
+
+    def check(self, files: Sequence[Path], progress: Progress) -> Report:
+        """What there is to say of ``files``, and of the model's own template if there is one.
+        What cannot be read is told in the report."""
+        faults = Faults()
+        tokens = About() if self.tokenizer is None else Exact(self.tokenizer, self.name)
+        analysis = Analysis(tokens, self.page_size)
+        templates = []
+        if self.tokenizer is not None and self.tokenizer.has_chat_template:
+            templates.append(self._of_model(self.tokenizer))
+        for file in files:
+            if file.suffix in TEMPLATES:
+                templates += self._template(file, faults)
+                progress.read(file.stat().st_size)
+            else:
+                _log(file, analysis, faults, progress.read)
+        logs = None
+        if analysis.requests:
+            logs = analysis.report(self.prefill_rate, progress.replayed)
+        return Report(logs=logs, templates=templates, left_out=faults.count, faults=faults.told)
+
+    def _of_model(self, tokenizer: Tokenizer) -> TemplateReport:
+        source = tokenizer.chat_template_source
+        return lint_chat_template(self.name, source, tokenizer.render_chat, self._count)
+
+    def _template(self, file: Path, faults: Faults) -> list[TemplateReport]:
+        try:
+            source = _text(file)
+            if is_chat_template(source):
+                render = ChatTemplate(source, SPECIALS).render
+                return [lint_chat_template(str(file), source, render, self._count)]
+            return [lint_prompt_template(str(file), source, self._count, self.prefill_rate)]
+        except (ModelError, TemplateError, ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            faults.add(f"{file}, line {line}" if line else str(file), f"no template: {error}")
+        except OSError as error:
+            faults.add(str(file), f"cannot be read: {error.strerror or error}")
+        return []
+
+    def _count(self, text: str) -> int:
+        if self.tokenizer is None:
+            return -(-len(text.encode(errors="replace")) // BYTES)
+        return count(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _text(file: Path) -> str:
+    """Raises:
+    ValueError: it is too large, or no text.
+    """
+    with file.open("rb") as opened:
+        raw = opened.read(LARGEST + 1)
+    if len(raw) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST} bytes")
+    return raw.decode("utf-8")
+
+
+def _log(file: Path, analysis: Analysis, faults: Faults, progress: Callable[[int], None]) -> None:
+    for request in read(file, faults, progress):
+        try:
+            analysis.add(request)
+        except (ValueError, RecursionError) as error:
+            faults.add(request.place, error)
+        except FullError:
+            faults.add(
+                request.place, "no more can be kept: this request and what follows is not counted"
+            )
+            return

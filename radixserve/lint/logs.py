@@ -1,0 +1,147 @@
+"""Requests from logs: JSON lines, as they are or compressed, of which some may be broken.
+
+A line is the body of a request to chat completions, completions, responses or Anthropic's
+messages, or holds one as ``body``, ``request`` or ``params``, as the files of batches do. A line
+may also hold a list of them. What is none is named by its place and passed over.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import msgspec
+
+from radixserve.lint.parts import Body, Part, parts
+
+LONGEST = 64 * 2**20
+"""Bytes of a line."""
+WRAPPERS = ("body", "request", "params")
+DEPTH = 3
+"""Wrappers inside of one another."""
+GZIP = b"\x1f\x8b"
+TOLD = 20
+"""Faults that are kept to be told; of others, only their number."""
+
+
+class Request(NamedTuple):
+    """One request of a log."""
+
+    place: str
+    """The file and the line."""
+    body: Body
+    parts: list[Part]
+    raw: bytes
+    """As it stood there."""
+
+    @property
+    def tenant(self) -> str:
+        """With whom it can share: others that ask the same model, under the same salt."""
+        return f"{self.body.get('model', '')}\n{self.body.get('cache_salt', '')}"
+
+
+@dataclass(slots=True)
+class Faults:
+    """What could not be read."""
+
+    count: int = 0
+    told: list[str] = field(default_factory=list)
+    """The place and the reason of the first ones."""
+
+    def add(self, place: str, why: object) -> None:
+        self.count += 1
+        if len(self.told) < TOLD:
+            self.told.append(f"{place}: {' '.join(str(why).split())[:200]}")
+
+
+def read(
+    path: Path, faults: Faults, progress: Callable[[int], object] = lambda _: None
+) -> Iterator[Request]:
+    """The requests of a file, one after another; it is never held as a whole.
+
+    Args:
+        faults: Takes what is no request, and the file itself if it cannot be read (to its end).
+        progress: Called with bytes of the file, as many as were read.
+    """
+    try:
+        with path.open("rb") as file:
+            unpacked = _unpacked(file)
+            seen = 0
+            for number, raw in _lines(unpacked, path, faults):
+                progress(file.tell() - seen)
+                seen = file.tell()
+                if raw.strip():
+                    yield from _requests(raw, f"{path}, line {number}", faults)
+    except OSError as error:
+        faults.add(str(path), f"cannot be read: {error.strerror or error}")
+    except (EOFError, zlib.error) as error:
+        faults.add(str(path), f"the compressed data ends or breaks here: {error}")
+
+
+def again(raw: bytes) -> list[Part]:
+    """The parts of a request that was read before."""
+    return list(parts(_body(msgspec.json.decode(raw))))
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO:
+    head = file.read(len(GZIP))
+    file.seek(0)
+    return cast("BinaryIO", gzip.GzipFile(fileobj=file)) if head == GZIP else file
+
+
+def _lines(file: BinaryIO, path: Path, faults: Faults) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, from 1, of which none takes more memory than one may have."""
+    number = 0
+    while raw := file.readline(LONGEST):
+        number += 1
+        if len(raw) == LONGEST and not raw.endswith(b"\n"):
+            faults.add(f"{path}, line {number}", f"longer than {LONGEST} bytes")
+            while raw and not raw.endswith(b"\n"):
+                raw = file.readline(LONGEST)
+            continue
+        yield number, raw
+
+
+def _requests(raw: bytes, place: str, faults: Faults) -> Iterator[Request]:
+    if not raw.lstrip().startswith(b"["):
+        yield from _request(raw, place, faults)
+        return
+    try:
+        items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+    except (ValueError, RecursionError) as error:
+        faults.add(place, error)
+        return
+    for number, item in enumerate(items):
+        yield from _request(bytes(item), f"{place}, item {number}", faults)
+
+
+def _request(raw: bytes, place: str, faults: Faults) -> Iterator[Request]:
+    """One, or none."""
+    try:
+        body = _body(msgspec.json.decode(raw))
+        found = list(parts(body))
+        if not found:
+            raise ValueError("no request: it is empty")
+    except (ValueError, RecursionError) as error:
+        faults.add(place, error)
+        return
+    yield Request(place, body, found, raw)
+
+
+def _body(value: Any) -> Body:
+    for _ in range(DEPTH):
+        if isinstance(value, str):
+            value = msgspec.json.decode(value)
+        if not isinstance(value, dict):
+            raise ValueError("no request: it is no object")
+        if any(name in value for name in ("messages", "prompt", "input")):
+            return value
+        inner = next((value[name] for name in WRAPPERS if name in value), None)
+        if inner is None:
+            break
+        value = inner
+    raise ValueError("no request: it has neither messages nor prompt nor input")

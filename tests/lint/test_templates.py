@@ -1,0 +1,128 @@
+"""Of chats, whether a turn begins the next; of prompts, whether what varies stands last."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixserve.lint.chat_template import is_chat_template, lint_chat_template
+from radixserve.lint.prompt_template import lint_prompt_template
+from radixserve.lint.report import TemplateReport
+from radixserve.text.chat_template import ChatTemplate
+from tests.text.test_templates_of_tools import HERMES
+from tests.text.tiny import CHATML
+
+THINKING = (
+    "{% set last = namespace(at=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set last.at = loop.index0 %}{% endif %}"
+    "{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content and loop.index0 > last.at %}({{ m.reasoning_content }}){% endif %}"
+    "{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[{{ call.function.arguments | tojson }}]{% endfor %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Keeps reasoning since the user's last message, as several families do."""
+RULES = (
+    "Be kind and brief to whoever asks, whatever it may be that they want to know of you.\n" * 10
+)
+
+
+def of_chat(source: str) -> TemplateReport:
+    return lint_chat_template("t", source, ChatTemplate(source, {}).render, len)
+
+
+def of_prompt(source: str) -> TemplateReport:
+    return lint_prompt_template("t", source, len, 5000)
+
+
+def test_a_template_that_keeps_all_is_fine():
+    report = of_chat(HERMES + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    assert report.share == 1.0
+    assert len(report.turns) == 1 + 1 + 2 + 2
+    assert all(turn.answer_kept and turn.common == turn.tokens for turn in report.turns)
+
+
+def test_reasoning_that_goes_with_the_next_question_is_found():
+    report = of_chat(THINKING)
+    parted = [turn for turn in report.turns if turn.common < turn.tokens]
+    assert [turn.conversation for turn in parted] == ["with a tool and reasoning, turn 2"]
+    assert "has to be looke" in parted[0].earlier
+    assert report.share == parted[0].common / parted[0].tokens < 1
+    left = [turn.conversation for turn in report.turns if not turn.answer_kept]
+    assert "with reasoning, turn 1" in left
+
+
+def test_a_template_that_numbers_its_turns_loses_all():
+    report = of_chat("{{ messages | length }} turns" + CHATML)
+    assert report.share < 0.1
+
+
+def test_a_template_that_writes_the_date_says_so():
+    assert of_chat(
+        "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}" + CHATML
+    ).clock
+    assert not of_chat(CHATML).clock
+
+
+def test_a_template_that_refuses_tools_is_checked_without():
+    source = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + CHATML
+    labels = {turn.conversation.partition(",")[0] for turn in of_chat(source).turns}
+    assert labels == {"questions and answers", "with reasoning"}
+
+
+def test_chats_are_told_from_prompts():
+    assert is_chat_template(CHATML)
+    assert not is_chat_template("Answer all messages.\n{{ question }}")
+
+
+def test_a_clock_in_front_of_the_rules_is_named_and_goes_last():
+    report = of_prompt(f"You help.\nIt is {{{{ now }}}}.\n{RULES}Question: {{{{ question }}}}\n")
+    [moved] = report.moved
+    assert (moved.line, moved.names, moved.changes) == (2, ["now"], "request")
+    assert moved.tokens == pytest.approx(len(RULES), abs=20)
+    assert moved.milliseconds == pytest.approx(moved.tokens / 5)
+    assert report.share < 0.1
+    assert report.suggestion is not None
+    assert report.suggestion.startswith(f"You help.\n{RULES}")
+    assert report.suggestion.rstrip().endswith("It is {{ now }}.\nQuestion: {{ question }}")
+
+
+def test_what_stands_well_is_left_alone():
+    report = of_prompt(
+        f"{RULES}{{% for doc in documents %}}\n{{{{ doc.title }}}}\n{{% endfor %}}\n"
+        "Question: {{ question }}\nAnswer:\n"
+    )
+    assert (report.moved, report.suggestion, report.share) == ([], None, 1.0)
+
+
+def test_the_question_goes_behind_the_documents_and_loops_stay_whole():
+    source = (
+        "Question: {{ question }}\n"
+        "{% for doc in documents %}Document: {{ doc }}, which is a text of some length.\n"
+        "{% endfor %}"
+        f"{RULES}"
+    )
+    report = of_prompt(source)
+    assert [moved.names for moved in report.moved] == [["question"], ["documents"]]
+    assert report.suggestion is not None
+    assert report.suggestion.index("Be kind") < report.suggestion.index("{% for")
+    assert report.suggestion.index("{% endfor %}") < report.suggestion.index("Question:")
+    again = of_prompt(report.suggestion)
+    assert (again.moved, again.share) == ([], 1.0)
+
+
+def test_a_mark_for_the_answer_stays_behind_the_question():
+    report = of_prompt(f"It is {{{{ now }}}}.\n{RULES}Q: {{{{ question }}}}\nA:")
+    assert report.suggestion is not None
+    assert report.suggestion.endswith("Q: {{ question }}\nA:\n")
+
+
+def test_a_user_stands_behind_what_is_for_all_and_before_what_is_asked():
+    report = of_prompt(
+        f"Hello {{{{ user_name }}}}, you are welcome here and always.\n{RULES}{{{{ query }}}}\n"
+    )
+    assert [moved.changes for moved in report.moved] == ["user"]
+    assert report.suggestion is not None
+    assert report.suggestion.index("Be kind") < report.suggestion.index("user_name")
+    assert report.suggestion.index("user_name") < report.suggestion.index("query")
