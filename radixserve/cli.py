@@ -35,12 +35,18 @@ from radixserve.terminal.options import (
     BatchedTokens,
     Canonical,
     DrainTimeout,
+    EnforceEager,
     FilesDir,
     FilesLimit,
+    KeepShare,
     LongPrefill,
     MaxPasses,
     MaxQueue,
+    MaxSeqs,
     MetricsCompat,
+    NoCascade,
+    NoPrefixCache,
+    PrefixesFile,
     QueueTimeout,
     ReasoningParser,
     RecordTrace,
@@ -182,14 +188,7 @@ def serve(
             help="auto: native kernels; native: those for attention alone; reference: plain torch.",
         ),
     ] = DEFAULTS.attention_backend,
-    no_cascade_attention: Annotated[
-        bool,
-        option(
-            "--no-cascade-attention",
-            panel=MODEL,
-            help="Read a prefix that requests share once for each of them.",
-        ),
-    ] = False,
+    no_cascade_attention: NoCascade = False,
     deterministic: Annotated[
         bool,
         option(
@@ -233,9 +232,7 @@ def serve(
             help="Share of a GPU's memory, weights and all, unless --kv-memory says.",
         ),
     ] = DEFAULTS.gpu_memory_utilization,
-    enforce_eager: Annotated[
-        bool, option("--enforce-eager", panel=MODEL, help="No CUDA graphs.")
-    ] = False,
+    enforce_eager: EnforceEager = False,
     torch_compile: TorchCompile = False,
     num_pages: Annotated[
         int | None,
@@ -244,18 +241,9 @@ def serve(
     page_size: Annotated[
         int, option("--page-size", panel=MEMORY, help="Tokens a page.")
     ] = DEFAULTS.page_size,
-    no_prefix_cache: Annotated[
-        bool, option("--no-prefix-cache", panel=MEMORY, help="Reuse nothing.")
-    ] = False,
-    max_num_seqs: Annotated[
-        int,
-        option(
-            "--max-num-seqs",
-            panel=BATCH,
-            help="Requests that run at once.",
-            show_default="64, on a GPU 256",
-        ),
-    ] = 0,
+    no_prefix_cache: NoPrefixCache = False,
+    keep_share: KeepShare = DEFAULTS.keep_share,
+    max_num_seqs: MaxSeqs = 0,
     max_num_batched_tokens: BatchedTokens = 0,
     long_prefill_token_threshold: LongPrefill = DEFAULTS.long_prefill_token_threshold,
     scheduling_policy: Annotated[
@@ -277,6 +265,7 @@ def serve(
     api_key: ApiKeys = None,
     audit_log: AuditLog = None,
     record_trace: RecordTrace = None,
+    prefixes: PrefixesFile = None,
     metrics_compat: MetricsCompat = None,
     canonical: Canonical = "",
 ) -> None:
@@ -319,6 +308,7 @@ def serve(
             torch_compile=torch_compile,
             num_pages=num_pages,
             prefix_cache=not no_prefix_cache,
+            keep_share=keep_share,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             long_prefill_token_threshold=long_prefill_token_threshold,
@@ -340,6 +330,7 @@ def serve(
             api_keys=tuple(api_key or ()),
             audit_log=audit_log,
             record_trace=record_trace,
+            prefixes_file=prefixes,
             metrics_compat=metrics_compat,
             canonical=canonical,
         )
@@ -359,18 +350,26 @@ def run(
         ModelError: the model cannot be served.
     """
     from radixserve.server.recording import Recorder
-    from radixserve.server.run import is_loopback, listen, serve_until_stopped, tenants_of
+    from radixserve.server.run import (
+        is_loopback,
+        listen,
+        prefixes_of,
+        serve_until_stopped,
+        tenants_of,
+    )
     from radixserve.server.tenants.audit import Audit
 
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("radixserve").setLevel(log_level.upper())
-    tenants = tenants_of(settings)
+    tenants, prefixes = tenants_of(settings), prefixes_of(settings)
     with Audit(settings.audit_log) as audit, Recorder(settings.record_trace) as recorder:
         listener = listen(host, port)
         if tenants.roster is None and not is_loopback(listener.getsockname()[0]):
             err.print(WARNING.format(host=host))
         frontend = make_frontend(config)
-        serve_until_stopped(frontend, listener, settings, announce, tenants, audit, recorder)
+        serve_until_stopped(
+            frontend, listener, settings, announce, tenants, audit, recorder, prefixes
+        )
 
 
 def make_frontend(config: EngineConfig) -> Frontend:

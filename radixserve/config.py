@@ -89,6 +89,8 @@ class EngineConfig:
     num_pages: int | None = None
     """Pages, whatever they weigh; overrides ``kv_memory``."""
     prefix_cache: bool = True
+    keep_share: float = 0.5
+    """Part of its pages that a tenant may keep for a time, unless its own terms say."""
 
     max_num_seqs: int = 0
     """Requests that run at once; 0 is 64 on a CPU, 256 on a GPU."""
@@ -162,6 +164,8 @@ class EngineConfig:
                 f"gpu_memory_utilization must be above 0 and at most {MOST_OF_A_GPU}, "
                 f"not {self.gpu_memory_utilization}."
             )
+        if not 0.0 <= self.keep_share <= 1.0:
+            raise ConfigError(f"keep_share must be from 0 to 1, not {self.keep_share}.")
         for name in ("queue_timeout", "step_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < math.inf:

@@ -17,3 +17,5 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Share of the KV pages, 0 to 1, that others never evict."""
     maximum: float = 1.0
     """Share of the KV pages, 0 to 1, beyond which it evicts its own."""
+    keep: float | None = None
+    """Part of that maximum, 0 to 1, that it may keep for a time; None is what the engine says."""

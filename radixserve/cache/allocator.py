@@ -94,7 +94,7 @@ class Allocator:
         """Evict up to ``count`` pages of ``victim``, coldest first; returns how many it were."""
         pool, order = self.pool, victim.order
         freed = 0
-        while freed < count and (leaf := order.pop(pool.ended)) is not None:
+        while freed < count and (leaf := order.pop(pool.ended, self.accounts.time)) is not None:
             self.ghosts.note(leaf, count - freed, self.tree.block, own=victim is account)
             pages = self.tree.trim(leaf, count - freed)
             pool.give_back(pages, unused=True)

@@ -7,24 +7,31 @@ from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedKeyList
 
+from radixserve.cache.terms import end_of
+
 if TYPE_CHECKING:
     from radixserve.cache.node import Node
 
 
 class EvictionOrder:
-    """The unpinned leaves, coldest first; among equally cold ones the deepest first.
+    """The unpinned leaves: those that nobody comes back for, then by age, coldest first, among
+    equally cold ones the deepest; at last what is kept, first what is so for the shortest time.
 
-    Whoever changes ``last_use`` or ``end`` of a leaf takes it out before and puts it back after.
+    Whoever changes ``last_use``, ``end`` or ``kept`` of a leaf takes it out before and puts it back
+    after.
     """
 
-    __slots__ = ("_leaves",)
+    __slots__ = ("_done", "_kept", "_leaves")
 
     def __init__(self) -> None:
         self._leaves: SortedKeyList[Node, int] = SortedKeyList(key=_place)
+        # Most tenants never have any of these.
+        self._done: SortedKeyList[Node, int] | None = None
+        self._kept: SortedKeyList[Node, int] | None = None
 
     def add(self, leaf: Node) -> None:
         """O(log leaves)."""
-        self._leaves.add(leaf)
+        (self._apart(leaf.kept) if leaf.kept else self._leaves).add(leaf)
 
     def remove(self, leaf: Node) -> None:
         """O(log leaves).
@@ -32,26 +39,63 @@ class EvictionOrder:
         Raises:
             ValueError: the leaf is not in the order.
         """
-        self._leaves.remove(leaf)
+        (self._apart(leaf.kept) if leaf.kept else self._leaves).remove(leaf)
 
-    def pop(self, last_use: int) -> Node | None:
-        """Take out the coldest leaf, unless it was in use after ``last_use``. O(log leaves)."""
-        leaves = self._leaves
-        if not leaves or leaves[0].last_use > last_use:
-            return None
-        leaf: Node = leaves.pop(0)
-        return leaf
+    def pop(self, last_use: int, now: int = 0) -> Node | None:
+        """Take out the first leaf that was not in use after ``last_use``; at ``now``, in seconds of
+        the engine's clock, what was kept until then is kept no longer. O(log leaves)."""
+        leaves, kept = self._leaves, self._kept
+        while kept and end_of(kept[0].kept) <= now:
+            self._set_free(kept.pop(0))
+        if self._done and (leaf := _take(self._done, last_use)) is not None:
+            return leaf
+        if leaves and leaves[0].last_use <= last_use:
+            leaf = leaves.pop(0)
+            return leaf
+        return _take(kept, last_use) if kept else None
 
     def leaves(self) -> list[Node]:
-        """All of them, coldest first. O(leaves)."""
-        return list(self._leaves)
+        """All of them, in that order. O(leaves)."""
+        return [*(self._done or ()), *self._leaves, *(self._kept or ())]
 
     def sound(self) -> bool:
-        """Whether every leaf stands where its age and depth put it now. O(leaves log leaves)."""
-        leaves = self.leaves()
-        return all(leaf in self._leaves for leaf in leaves) and all(
-            _place(first) < _place(second) for first, second in pairwise(leaves)
-        )
+        """Whether every leaf stands where it has to now. O(leaves log leaves)."""
+        lists = [each for each in (self._done, self._leaves, self._kept) if each is not None]
+        return all(
+            all(leaf in each for leaf in each)
+            and all(each.key(first) < each.key(second) for first, second in pairwise(each))
+            for each in lists
+        ) and [(leaf.kept > 0) - (leaf.kept < 0) for leaf in self.leaves()] == [
+            *[-1] * len(self._done or ()),
+            *[0] * len(self._leaves),
+            *[1] * len(self._kept or ()),
+        ]
+
+    # Below here: the parts of the above
+
+    def _apart(self, kept: int) -> SortedKeyList[Node, int]:
+        if kept < 0:
+            if self._done is None:
+                self._done = SortedKeyList(key=_place)
+            return self._done
+        if self._kept is None:
+            self._kept = SortedKeyList(key=_kept_place)
+        return self._kept
+
+    def _set_free(self, leaf: Node) -> None:
+        leaf.account.kept.move(len(leaf.pages), leaf.kept, 0)
+        leaf.kept = 0
+        self._leaves.add(leaf)
+
+
+def _take(leaves: SortedKeyList[Node, int], last_use: int) -> Node | None:
+    """The first that is old enough. Those that are not were let go of a step ago, and are few."""
+    for place, leaf in enumerate(leaves):
+        if leaf.last_use <= last_use:
+            del leaves[place]
+            found: Node = leaf
+            return found
+    return None
 
 
 def _place(leaf: Node) -> int:
@@ -60,3 +104,8 @@ def _place(leaf: Node) -> int:
     One integer, since the order keeps it for every leaf: a tuple would take three times the memory.
     """
     return (leaf.last_use << 96) - (leaf.end << 48) + leaf.serial
+
+
+def _kept_place(leaf: Node) -> int:
+    """By when it is kept no longer, before all that ``_place`` goes by."""
+    return (leaf.kept << 144) + _place(leaf)

@@ -44,7 +44,7 @@ class Ghosts:
         self._times = array("d", bytes(8 * places))
         """Below zero where it made room for others."""
         self.now = 0.0
-        """Seconds, set by whoever has a clock."""
+        """Seconds; see ``PrefixCache.time``."""
 
     def note(self, leaf: Node, count: int, block: int, *, own: bool) -> None:
         """The last ``count`` pages of ``leaf``, with keys of ``block`` bytes each, are about to be

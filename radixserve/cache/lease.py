@@ -7,8 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from radixserve.cache.errors import CacheError
-from radixserve.cache.node import Node, Tokens
+from radixserve.cache.keeping import keep_first_block, node_at, raise_to, refresh
+from radixserve.cache.node import Node, Tokens, common_blocks
 from radixserve.cache.pages import PageCopy
+from radixserve.cache.sessions import Sessions
 from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Lease:
         "keep",
         "missed",
         "namespace",
+        "open_kept",
         "pages",
         "pending",
         "public",
@@ -45,6 +48,7 @@ class Lease:
         "released",
         "reused",
         "room",
+        "session",
         "tokens",
     )
 
@@ -82,6 +86,10 @@ class Lease:
         self.room = 0
         """Tokens, from the first on, that may be computed before more pages are needed."""
         self.released = False
+        self.open_kept = 0
+        """How long its open block is to be kept once it is released."""
+        self.session: tuple[str, int] | None = None
+        """The conversation that ends with it for now, and how much of that was there before."""
 
     def __enter__(self) -> Lease:
         return self
@@ -99,6 +107,13 @@ class Lease:
         """Whether nothing of this sequence is published: no cache, purged meanwhile, or not to be
         kept."""
         return not (self.keep and self._cache.enabled and self.anchor.attached)
+
+    @property
+    def sole_open_block(self) -> bool:
+        """Whether it has a block that is computed in part, and shares it with no fork."""
+        block, filled = divmod(self.computed, self._cache.page_size)
+        alone = filled and not self.pending and self._cache.pool.holders(self.pages[block]) == 1
+        return bool(alone)
 
     @property
     def scope(self) -> bytes:
@@ -212,10 +227,11 @@ class Lease:
         self.room = -1
         cache = self._cache
         private = self.pages[self.published // cache.page_size :]
-        kept = 0 if self.pending or not keep else self._keep_open_block(private)
+        leaf = None if self.pending or not keep else self._leave_open_block(private)
         self.copied()
-        cache.give_back(self.account, private[kept:])
+        cache.give_back(self.account, private if leaf is None else private[1:])
         if keep:
+            self._end_session(leaf or self.anchor)
             cache.unpin(self.anchor)
         else:
             cache.drop(self.anchor)
@@ -249,17 +265,19 @@ class Lease:
         key = self.tokens[at:stop]
         first = self.published // cache.page_size
         pages = self.pages[first : end // cache.page_size]
-        if anchor.keys:
-            cache.drop_open_head(anchor, key)
-        if anchor.pins == 1 and anchor.children is None and anchor.parent is not None:
+        kept = cache.drop_open_head(anchor, key) if anchor.keys else 0
+        if anchor.pins == 1 and anchor.children is None and anchor.parent and not anchor.kept:
             tree.grow(anchor, key, pages, now=cache.now)
         else:
             self._move_to(tree.add(anchor, key, pages, now=cache.now))
+        opened = self.published + cache.page_size
         self._published(end, len(pages))
+        if kept:
+            raise_to(tree, node_at(tree, self.anchor, opened), kept)
 
     def _adopt(self, child: Node, at: int, stop: int) -> None:
         cache, tree = self._cache, self._cache.tree
-        common = tree.common_blocks(child, self.tokens, at, stop)
+        common = common_blocks(child, self.tokens, at, stop, tree.block)
         if common < len(child.key):
             child = tree.split(child, common)
         first = at // tree.block
@@ -267,6 +285,8 @@ class Lease:
         self.pages[first : first + len(child.pages)] = child.pages
         cache.give_back(self.account, mine)
         self._move_to(child)
+        if child.kept:
+            refresh(tree, child, cache.time)
         self._published(child.end, 0)
 
     def _published(self, end: int, pages: int) -> None:
@@ -285,18 +305,29 @@ class Lease:
         self._cache.tree.pin(node)
         self._cache.unpin(old)
 
-    def _keep_open_block(self, private: array[int]) -> int:
-        """Leave the open block in the tree if it is of use; returns 1 if it was left, else 0."""
-        cache = self._cache
+    def _leave_open_block(self, private: array[int]) -> Node | None:
+        """Leave the open block in the tree if it is of use; returns the leaf that it is then."""
+        cache, anchor = self._cache, self.anchor
         filled = self.computed - self.published
         if self.private or not 0 < filled < cache.page_size or cache.pool.holders(private[0]) > 1:
-            return 0
+            return None
         at = self.published * TOKEN_BYTES
         key = self.tokens[at : at + filled * TOKEN_BYTES]
-        if cache.covered(self.anchor, key):
-            return 0
-        cache.drop_open_head(self.anchor, key)
-        cache.tree.add(self.anchor, key, private[:1], now=cache.now)
-        if self.anchor.account is not self.account:
-            cache.accounts.move(self.account, self.anchor.account, 1)
-        return 1
+        leaf, kept = None, self.open_kept
+        there = anchor.covering(key)
+        if there is None:
+            kept = max(kept, cache.drop_open_head(anchor, key))
+            there = leaf = cache.tree.add(anchor, key, private[:1], now=cache.now)
+            if anchor.account is not self.account:
+                cache.accounts.move(self.account, anchor.account, 1)
+        if kept:
+            keep_first_block(cache.tree, there, kept)
+        return leaf
+
+    def _end_session(self, end: Node) -> None:
+        """The turn ends at ``end``, which is not unpinned before this is known."""
+        if self.session is not None and end.attached and end.account is self.account:
+            account = self.account
+            if account.sessions is None:
+                account.sessions = Sessions()
+            account.sessions.put((self.namespace, self.session[0]), end, self.session[1])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from radixserve.cache.errors import CacheError
 from radixserve.cache.node import Node, Root, upper, walk
 from radixserve.cache.pages import SCRATCH_PAGE
+from radixserve.cache.terms import end_of
 from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def check(cache: PrefixCache) -> None:
     _check_orders(cache, attached)
     _check_counters(cache, attached, cut_off)
     _check_accounts(cache, attached, cut_off)
+    _check_kept(cache, attached)
 
 
 def _demand(condition: bool, message: str) -> None:
@@ -108,12 +110,15 @@ def _check_node(cache: PrefixCache, node: Node) -> None:
     for first, second in pairwise(keys):
         _demand(first < second, "a node's children are out of order")
         _demand(first[:size] != second[:size], "two children begin with the same block")
-    if isinstance(node, Root) or tree.hanging(node):
+    if isinstance(node, Root):
         return
-    if len(children) == 1 and not tree.is_open(children[0]):
-        _demand(
-            node.pins > (1 if children[0].pins else 0), "a chain of single children is not joined"
-        )
+    _demand(
+        all(child.kept <= node.kept for child in children),
+        "a node is kept for longer than what is above it",
+    )
+    if len(children) == 1 and not (tree.hanging(node) or tree.is_open(children[0])):
+        seam = node.kept != children[0].kept or node.pins > (1 if children[0].pins else 0)
+        _demand(seam, "a chain of single children is not joined")
 
 
 def _check_roots(cache: PrefixCache) -> None:
@@ -234,3 +239,25 @@ def _check_accounts(cache: PrefixCache, attached: list[Node], cut_off: list[Node
     _demand(not any(used.values()), "pages are on an account that is closed")
     _demand(not leases, "a lease is on an account that is closed")
     _demand(cache.accounts.sound(), "the accounts are not ranked by what they are now")
+
+
+def _check_kept(cache: PrefixCache, attached: list[Node]) -> None:
+    kept: dict[Account, Counter[int]] = defaultdict(Counter)
+    ends: dict[Account, set[Node]] = defaultdict(set)
+    for node in attached:
+        ends[node.account].add(node)
+        if node.kept > 0:
+            kept[node.account][end_of(node.kept)] += len(node.pages)
+    for account in cache.accounts:
+        name = f"the account of {account.tenant!r}"
+        known = account.kept.by_end()
+        found = {end: pages for end, pages in kept[account].items() if end in known}
+        _demand(known == found, f"{name} counts {known} kept pages and has {found}")
+        missed = [end for end in kept[account] if end not in known and end > cache.time]
+        _demand(not missed, f"{name} does not count all that it keeps")
+        total = sum(pages for end, pages in known.items() if end > cache.time)
+        _demand(account.kept.total(cache.time) == total, f"{name} miscounts what it keeps")
+        if account.sessions is not None:
+            places = [at for at in account.sessions.places() if not isinstance(at, Root)]
+            _demand(ends[account].issuperset(places), f"a session of {name} ends outside the tree")
+            _demand(account.sessions.sound(), f"the sessions of {name} are miscounted")

@@ -31,6 +31,7 @@ class Node:
         "children",
         "end",
         "hits",
+        "kept",
         "key",
         "keys",
         "last_use",
@@ -63,6 +64,8 @@ class Node:
         self.pins = 0
         self.last_use = 0
         self.hits = 0
+        self.kept = 0
+        """How long it stays before others; see ``radixserve.cache.keeping``."""
         self.attached = True
         """False once a purge has cut it off: nobody can find it any more."""
 
@@ -78,6 +81,13 @@ class Node:
         if at < len(self.keys) and self.keys[at].startswith(block):
             return self.children[at]
         return None
+
+    def covering(self, key: Tokens) -> Node | None:
+        """The child whose key begins with ``key``, at most a block. O(log children)."""
+        place = self.index(key)
+        if self.keys is None or self.children is None or place == len(self.keys):
+            return None
+        return self.children[place] if self.keys[place].startswith(key) else None
 
 
 class Root(Node):
@@ -129,6 +139,13 @@ def common_tokens(node: Node, tokens: Tokens, at: int, stop: int) -> int:
     """Bytes of whole tokens that ``node`` has in common with ``tokens[at:stop]``."""
     common = common_head(node.key, tokens, at, stop)
     return common - common % TOKEN_BYTES
+
+
+def common_blocks(node: Node, tokens: Tokens, at: int, stop: int, block: int) -> int:
+    """Bytes of whole blocks of ``block`` bytes that ``node`` has in common with
+    ``tokens[at:stop]``."""
+    common = common_head(node.key, tokens, at, stop)
+    return common - common % block
 
 
 def nearest(node: Node, tokens: Tokens, at: int, stop: int) -> tuple[Node | None, int]:

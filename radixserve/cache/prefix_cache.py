@@ -6,26 +6,19 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-import xxhash
-
 from radixserve.cache.allocator import Allocator
 from radixserve.cache.ghosts import Eviction
+from radixserve.cache.identity import block_ids
+from radixserve.cache.keeping import keep_marks, let_go, refresh
 from radixserve.cache.lease import Lease
 from radixserve.cache.ledger import check
 from radixserve.cache.namespace import PUBLIC
-from radixserve.cache.node import (
-    Node,
-    Root,
-    Tokens,
-    common_tokens,
-    nearest,
-    page_row,
-    upper,
-)
+from radixserve.cache.node import Node, Root, Tokens, common_tokens, nearest, page_row, upper
 from radixserve.cache.pages import PageCopy, PagePool
 from radixserve.cache.public import PublicPrefixes
 from radixserve.cache.purge import Purge, forget, withdraw
 from radixserve.cache.quota import Account, Accounts
+from radixserve.cache.terms import Keeping, Kept, end_of
 from radixserve.cache.tree import RadixTree
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import TOKEN_BYTES
@@ -52,6 +45,7 @@ class PrefixCache:
         num_pages: pages of the pool, scratch page 0 included.
         page_size: tokens a page.
         enabled: without it nothing is ever matched or kept, and leases only hand out pages.
+        keep: part of its pages that a tenant may keep for a time, unless its terms say.
     """
 
     __slots__ = (
@@ -65,11 +59,11 @@ class PrefixCache:
         "tree",
     )
 
-    def __init__(self, num_pages: int, page_size: int, *, enabled: bool = True):
+    def __init__(self, num_pages: int, page_size: int, *, enabled: bool = True, keep: float = 0.5):
         self.page_size = page_size
         self.enabled = enabled
         self.pool = PagePool(num_pages)
-        self.accounts = Accounts(num_pages - 1)
+        self.accounts = Accounts(num_pages - 1, keep)
         self.tree = RadixTree(page_size, self.accounts)
         self.allocator = Allocator(self.pool, self.tree, self.accounts)
         self.public = PublicPrefixes(self.tree.block)
@@ -83,6 +77,16 @@ class PrefixCache:
     def now(self) -> int:
         """The step counter, which is the only clock here."""
         return self.pool.begun
+
+    @property
+    def time(self) -> int:
+        """Whole seconds of the engine's clock, by which prefixes are kept and evictions are
+        remembered; whoever has the clock sets it."""
+        return self.accounts.time
+
+    @time.setter
+    def time(self, seconds: float) -> None:
+        self.accounts.time, self.allocator.ghosts.now = int(seconds), seconds
 
     @property
     def evicted(self) -> int:
@@ -157,6 +161,8 @@ class PrefixCache:
             self.accounts.drop(account)
             return None
         anchor.hits += 1
+        if self.accounts.marked:
+            refresh(tree, anchor if source is None else source, self.time)
         lease = Lease(self, tokens, anchor, account, namespace, keep=keep)
         lease.public = public
         lease.published = lease.computed = lease.reused = at // TOKEN_BYTES
@@ -170,6 +176,28 @@ class PrefixCache:
             lease.reused += copied
         self.leases.add(lease)
         return lease
+
+    def finish(self, lease: Lease, keeping: Keeping, found: int = 0) -> Kept | None:
+        """Release ``lease`` and keep what its request, of which ``found`` tokens were cached when
+        it came, has marked. What came of that; None if nothing was marked. O(edges + what
+        ``Lease.release`` costs)."""
+        self.accounts.marked = True
+        kept = keep_marks(self.tree, lease, keeping.marks, self.time)
+        if keeping.session:
+            lease.session = keeping.session, found
+        lease.release()
+        if keeping.session and keeping.last:
+            self.end_session(lease.account.tenant, lease.namespace, keeping.session)
+        return kept
+
+    def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
+        """Nobody will go on with a conversation: its own cold pages go before all others. Returns
+        how many these are, None if there is no such conversation. O(edges)."""
+        account = self.accounts.get(tenant)
+        if account is None or account.sessions is None:
+            return None
+        found = account.sessions.pop((namespace, session))
+        return None if found is None else let_go(self.tree, *found)
 
     def peek(self, tokens: Tokens, namespace: bytes, *, limit: int | None = None) -> Peek:
         """What ``acquire`` would find. Never splits, pins or touches. Costs what acquire does."""
@@ -318,23 +346,20 @@ class PrefixCache:
         for gone in self.tree.unpin(node, now=self.now):
             self.give_back(gone.account, gone.pages)
 
-    def covered(self, anchor: Node, key: Tokens) -> bool:
-        """Whether some child of ``anchor`` begins with ``key``. O(log children)."""
-        place = anchor.index(key)
-        keys = anchor.keys
-        return keys is not None and place < len(keys) and keys[place].startswith(key)
-
-    def drop_open_head(self, anchor: Node, key: Tokens) -> None:
-        """Free the open leaf of ``anchor`` that ``key`` begins with: it has become useless."""
+    def drop_open_head(self, anchor: Node, key: Tokens) -> int:
+        """Free the open leaf of ``anchor`` that ``key`` begins with: it has become useless. Returns
+        how long it was to be kept, as what takes its place has to be."""
         if anchor.keys is None or anchor.children is None:
-            return
+            return 0
         place = anchor.index(key) - 1
         if place < 0 or not key.startswith(anchor.keys[place]):
-            return
-        leaf = anchor.children[place]
+            return 0
+        leaf, kept = anchor.children[place], 0
         if self.tree.is_open(leaf) and not leaf.pins:
+            kept = leaf.kept if end_of(leaf.kept) > self.time else 0
             leaf.account.order.remove(leaf)
             self.give_back(leaf.account, self.tree.trim(leaf, 1))
+        return kept
 
     # Below here: the parts of the above
 
@@ -368,14 +393,3 @@ class PrefixCache:
             return 0
         most = max(0, len(tokens) // TOKEN_BYTES - 1)
         return (most if limit is None else max(0, min(limit, most))) * TOKEN_BYTES
-
-
-def block_ids(tokens: Tokens, namespace: bytes, page_size: int) -> list[str]:
-    """Chained xxh3-128 of each whole block, in hexadecimal. O(tokens)."""
-    block = page_size * TOKEN_BYTES
-    digest = xxhash.xxh3_128_digest(b"radixserve:" + namespace)
-    ids = []
-    for at in range(0, len(tokens) - block + 1, block):
-        digest = xxhash.xxh3_128_digest(digest + tokens[at : at + block])
-        ids.append(digest.hex())
-    return ids

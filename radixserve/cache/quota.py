@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from sortedcontainers import SortedKeyList
 
 from radixserve.cache.eviction import EvictionOrder
+from radixserve.cache.sessions import Sessions
+from radixserve.cache.terms import KeptPages
 from radixserve.tenant import OPEN, Terms
 
 IDLE = 8
@@ -46,14 +48,19 @@ class Quota:
     guaranteed: int
     maximum: int
     weight: float
+    keep: int = 0
+    """Pages that may be kept at once; see ``radixserve.cache.keeping``."""
 
     @classmethod
-    def of(cls, terms: Terms, pages: int) -> Quota:
-        """``terms`` in a pool of ``pages``: what is guaranteed is rounded down, the rest up."""
+    def of(cls, terms: Terms, pages: int, keep: float = 0.0) -> Quota:
+        """``terms`` in a pool of ``pages``: what is guaranteed or may be kept is rounded down, the
+        rest up; ``keep`` is for those whose terms say nothing of it."""
+        maximum = math.ceil(terms.maximum * pages)
         return cls(
             int(terms.guaranteed * pages),
-            math.ceil(terms.maximum * pages),
+            maximum,
             max(terms.weight, 1e-9),
+            int((keep if terms.keep is None else terms.keep) * maximum),
         )
 
 
@@ -82,6 +89,9 @@ class Account:
     """Pages of it that others may take, as of when it was last ranked."""
     rank: Rank | None = None
     """Its place among those who have something to spare; the lowest is taken from first."""
+    kept: KeptPages = field(default_factory=KeptPages)
+    sessions: Sessions | None = None
+    """Its conversations, once it has named one."""
 
 
 class Accounts:
@@ -89,10 +99,12 @@ class Accounts:
 
     Args:
         pages: of the pool, which the shares are shares of.
+        keep: part of its maximum that a tenant may keep whose terms say nothing of it.
     """
 
     __slots__ = (
         "_grain",
+        "_keep",
         "_lately",
         "_open",
         "_ranked",
@@ -101,13 +113,20 @@ class Accounts:
         "_tenants",
         "_terms",
         "changed",
+        "marked",
         "pages",
         "public",
         "taken",
+        "time",
     )
 
-    def __init__(self, pages: int):
+    def __init__(self, pages: int, keep: float = 0.0):
         self.pages = pages
+        self._keep = keep
+        self.time = 0
+        """Whole seconds of the engine's clock, as they were told last."""
+        self.marked = False
+        """Whether anything was ever to be kept, or let go of."""
         self.taken = 0
         """Pages that were taken so far, by all."""
         self._grain = max(1, pages // GRAINS)
@@ -120,7 +139,7 @@ class Accounts:
         self._spare = 0
         self._lately: OrderedDict[Account, None] = OrderedDict()
         """Those that are not idle; whoever has asked for nothing for longest comes first."""
-        self.public = Account("", 0, Quota(0, pages, math.inf))
+        self.public = Account("", 0, Quota(0, pages, math.inf, pages))
         """The pages of public prefixes, which count as nobody's."""
         self._open = self.of(OPEN)
 
@@ -246,7 +265,7 @@ class Accounts:
     # Below here: the parts of the above
 
     def _quota(self, tenant: str) -> Quota:
-        return Quota.of(self._terms.get(tenant, _DEFAULTS), self.pages)
+        return Quota.of(self._terms.get(tenant, _DEFAULTS), self.pages, self._keep)
 
     def _settle(self) -> None:
         while len(self._lately) > 1:  # alone, nobody is kept from anything

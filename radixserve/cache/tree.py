@@ -9,7 +9,8 @@ from array import array
 from bisect import bisect_left
 
 from radixserve.cache.errors import CacheError
-from radixserve.cache.node import Node, Root, Tokens, common_head, upper, walk
+from radixserve.cache.keeping import forget, move_sessions
+from radixserve.cache.node import Node, Root, Tokens, common_blocks, upper, walk
 from radixserve.cache.quota import Account, Accounts
 from radixserve.tokens import TOKEN_BYTES
 
@@ -76,7 +77,7 @@ class RadixTree:
             if not tokens.startswith(key, at, stop):
                 if not key.startswith(first):
                     break
-                return node, at, child, self.common_blocks(child, tokens, at, stop)
+                return node, at, child, common_blocks(child, tokens, at, stop, block)
             node, at = child, at + len(key)
         return node, at, None, 0
 
@@ -86,11 +87,6 @@ class RadixTree:
         O(length of the key that is split)."""
         node, at, child, common = self.descend(root, tokens, stop)
         return (node, at) if child is None else (self.split(child, common), at + common)
-
-    def common_blocks(self, node: Node, tokens: Tokens, at: int, stop: int) -> int:
-        """Bytes of whole blocks that ``node`` has in common with ``tokens[at:stop]``."""
-        common = common_head(node.key, tokens, at, stop)
-        return common - common % self.block
 
     def is_open(self, node: Node) -> bool:
         """Whether ``node`` is an open leaf. O(1)."""
@@ -137,7 +133,7 @@ class RadixTree:
         upper = self._node(node.key[:at], node.pages[:blocks], parent, end=end)
         upper.pins = 1 if node.pins else 0
         upper.last_use = node.last_use
-        upper.hits = node.hits
+        upper.hits, upper.kept = node.hits, node.kept
         self._replace(parent, node, upper)
         node.key = node.key[at:]
         node.pages = node.pages[blocks:]
@@ -193,11 +189,8 @@ class RadixTree:
             self._cool(node.account, above // self.page_size + -node.end // self.page_size)
 
     def unpin(self, node: Node, *, now: int) -> list[Node]:
-        """One reason less to keep ``node``, which was in use until ``now``.
-
-        O(nodes that become unpinned), and what joining chains moves.
-
-        Returns the cut-off nodes that nobody keeps any more.
+        """One reason less to keep ``node``, which was in use until ``now``. Returns the cut-off
+        nodes that nobody holds any more. O(nodes that become unpinned, and what joining moves).
 
         Raises:
             CacheError: the node is not pinned; nothing was changed.
@@ -213,7 +206,7 @@ class RadixTree:
             parent = at.parent or upper(at)
             at.pins -= 1
             if at.pins:
-                self._join(at)
+                self.join(at)
                 break
             if not at.attached:
                 gone.append(at)
@@ -238,6 +231,8 @@ class RadixTree:
         pages = leaf.pages[-count:] if count < len(leaf.pages) else leaf.pages
         self.pages -= len(pages)
         self._cool(leaf.account, -len(pages))
+        if leaf.kept:
+            leaf.account.kept.move(len(pages), leaf.kept, 0)
         if count < len(leaf.pages):
             del leaf.pages[-count:]
             del leaf.key[-count * self.block :]
@@ -272,6 +267,7 @@ class RadixTree:
             if node.children is None and node.parent is not None:
                 node.account.order.remove(node)
         for node in nodes:
+            forget(node)
             if not node.pins:
                 self.nodes -= 1
                 node.parent = None
@@ -310,9 +306,9 @@ class RadixTree:
             if not node.pins:
                 node.account.order.add(node)
         else:
-            self._join(node)
+            self.join(node)
 
-    def _join(self, node: Node) -> None:
+    def join(self, node: Node) -> None:
         """Make one node of ``node`` and its only child, if no lease needs the seam between them.
 
         The child survives: it keeps its end, its anchors and its place in the order.
@@ -321,8 +317,11 @@ class RadixTree:
         if parent is None or children is None or len(children) != 1:
             return
         child = children[0]
-        if self.is_open(child) or node.pins != (1 if child.pins else 0) or node in self._seams:
+        if self.is_open(child) or node.pins != (1 if child.pins else 0):
             return
+        if node in self._seams or node.kept != child.kept:
+            return
+        move_sessions(node, parent)
         child.key = node.key + child.key
         child.pages = node.pages + child.pages
         child.parent = parent
@@ -343,6 +342,7 @@ class RadixTree:
         if parent is None:
             raise CacheError("a root is removed like a leaf")
         self._unlink(leaf)
+        move_sessions(leaf, parent)
         parent.last_use = max(parent.last_use, leaf.last_use)
         self._settle(parent)
 

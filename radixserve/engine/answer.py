@@ -57,6 +57,7 @@ class Answer:
             sibling=f"{request.id}/0" if self.index else None,
             cache=request.cache,
             deadline=deadline,
+            keeping=None if self.index else request.keeping,
         )
 
     def take(self, delta: GenerationDelta) -> TextDelta:

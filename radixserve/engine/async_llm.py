@@ -18,15 +18,13 @@ from radixserve.engine.grammars import Grammars
 from radixserve.engine.loop import EngineLoop
 from radixserve.engine.messages import (
     Command,
-    Dropped,
-    Looked,
     Lost,
     News,
     RankLost,
     Refusal,
+    Reply,
     StepNews,
     Stop,
-    Surveyed,
 )
 from radixserve.engine.model_files import prepare, settle
 from radixserve.engine.streams import Asking, Streams
@@ -114,7 +112,7 @@ class AsyncLLM(Asking):
             raise EngineDeadError("The engine has stopped.")
         self._commands.put(command)
 
-    def _take(self, news: StepNews | Refusal | Lost | Dropped | Looked | Surveyed) -> None:
+    def _take(self, news: StepNews | Refusal | Lost | Reply) -> None:
         if isinstance(news, StepNews):
             self._learn(news.stats)
         try:

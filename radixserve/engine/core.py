@@ -27,13 +27,12 @@ from radixserve.engine.messages import (
     GenerationDelta,
     GenerationRequest,
 )
-from radixserve.engine.tenants import tenant_stats
+from radixserve.engine.stats import stats_of
 from radixserve.engine.waits import Waits
 from radixserve.errors import EngineDeadError, InvalidRequestError, LostError, RadixServeError
 from radixserve.model.info import ModelInfo
 from radixserve.scheduling.ahead import tokens_before
 from radixserve.scheduling.describe import describe
-from radixserve.scheduling.load import pending_tokens
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.progress import Progress
 from radixserve.scheduling.scheduler import Scheduler
@@ -167,6 +166,7 @@ class EngineCore:
                 reuse=request.cache != "off" and sampling.pooling != "mean",
                 keep=request.cache == "on",
                 matcher=matcher,
+                keeping=request.keeping,
             )
 
     def abort(self, request_id: str) -> GenerationDelta | None:
@@ -332,7 +332,12 @@ class EngineCore:
 
     def _empty(self) -> Scheduler:
         info, config = self.runner.info, self.config
-        cache = PrefixCache(info.num_pages, config.page_size, enabled=config.prefix_cache)
+        cache = PrefixCache(
+            info.num_pages,
+            config.page_size,
+            enabled=config.prefix_cache,
+            keep=config.keep_share,
+        )
         return Scheduler(
             cache, config, max_model_len=info.max_model_len, eos_tokens=info.eos_token_ids
         )
@@ -360,6 +365,16 @@ class EngineCore:
         with self._all_or_anew():
             return self.cache.purge(on_engine(self.runner.info.kv_format, namespace))
 
+    def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
+        """See ``PrefixCache.end_session``; ``namespace`` says nothing of how KV is kept.
+
+        Raises:
+            LostError: as ``reset_prefix_cache``.
+        """
+        with self._all_or_anew():
+            namespace = on_engine(self.runner.info.kv_format, namespace)
+            return self.cache.end_session(tenant, namespace, session)
+
     def set_tenants(self, terms: Mapping[str, Terms]) -> None:
         """These are the terms of tenants from now on."""
         self._terms = terms
@@ -374,26 +389,7 @@ class EngineCore:
 
     def stats(self, *, whole: bool = True) -> EngineStats:
         """Gauges and totals as of now. O(1), and O(tenants + requests) for what they add to it."""
-        totals = self.scheduler.totals
-        return EngineStats(
-            steps=self._steps,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            pages_total=self.cache.pool.num_pages - 1,
-            pages_free=self.cache.pool.free,
-            pages_evictable=self.cache.tree.evictable,
-            prompt_tokens=totals.prompt_tokens,
-            cached_tokens=totals.cached_tokens,
-            computed_tokens=totals.computed_tokens,
-            generated_tokens=totals.generated_tokens,
-            preemptions=totals.preemptions,
-            evicted_pages=self.cache.evicted,
-            radix_nodes=self.cache.tree.nodes,
-            finished=dict(totals.finished),
-            pending_tokens=pending_tokens(self.scheduler) if whole else None,
-            public_pages=self.cache.accounts.public.used,
-            tenants=tenant_stats(self.scheduler) if whole else {},
-        )
+        return stats_of(self.scheduler, self._steps, whole=whole)
 
 
 def _words(error: Exception) -> str:

@@ -42,4 +42,5 @@ def _usage(request: Request) -> Usage:
         request.cached or 0,
         request.copied,
         request.written,
+        kept=request.kept,
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from radixserve.cache.ghosts import Eviction
 from radixserve.cache.purge import Purge
+from radixserve.cache.terms import Keeping
 from radixserve.cache.view import TreeView
 from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Look, Looked, Usage
 from radixserve.scheduling.grammar import Grammar
@@ -87,6 +88,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheMode = "on"
     timeout: float | None = None
     """Seconds after which the answers end with what there is of them."""
+    keeping: Keeping | None = None
+    """What of the prompt, and of the first answer, is to be kept for a time."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -206,6 +209,14 @@ class Frontend(Protocol):
 
     async def look(self, command: Look) -> Looked:
         """What is cached of a prompt; nothing of it is touched.
+
+        Raises:
+            EngineDeadError: the step loop has ended.
+        """
+
+    async def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
+        """Nobody goes on with a conversation: what it alone has cached goes before all else of its
+        tenant. Returns how many pages that are; None: there is no such conversation.
 
         Raises:
             EngineDeadError: the step loop has ended.

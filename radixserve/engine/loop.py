@@ -16,8 +16,10 @@ from radixserve.engine.look import look
 from radixserve.engine.messages import (
     Abort,
     Add,
+    Answered,
     Command,
     Dropped,
+    EndSession,
     Fault,
     Forget,
     GenerationDelta,
@@ -29,6 +31,7 @@ from radixserve.engine.messages import (
     RankLost,
     Refusal,
     Reset,
+    SessionEnded,
     SetPublic,
     SetTenants,
     StepNews,
@@ -100,7 +103,7 @@ class EngineLoop:
     def _step(self) -> list[GenerationDelta]:
         totals = self._core.scheduler.totals
         begun, computed = self._clock(), totals.computed_tokens
-        self._core.cache.allocator.ghosts.now = begun
+        self._core.cache.time = begun
         deltas = self._core.step()
         self._pace.note(totals.computed_tokens - computed, self._clock() - begun)
         return deltas
@@ -132,12 +135,8 @@ class EngineLoop:
                     self._add(command)
                 case Abort():
                     core.abort(command.id)
-                case Reset():
-                    self._forget(partial(core.reset_prefix_cache, command.tenants))
-                case Forget():
-                    self._forget(partial(core.purge, command.namespace))
-                case Survey() | Look():
-                    self._show(command)
+                case Reset() | Forget() | EndSession() | Survey() | Look():
+                    self._answer(command)
                 case SetTenants():
                     core.set_tenants(command.terms)
                 case SetPublic():
@@ -171,6 +170,21 @@ class EngineLoop:
         if self._queue_timeout is not None:
             self._queued.append((command.asked + self._queue_timeout, identities))
 
+    def _answer(self, command: Answered) -> None:
+        """Do what somebody waits to hear of, and tell."""
+        core = self._core
+        match command:
+            case Reset():
+                self._forget(partial(core.reset_prefix_cache, command.tenants))
+            case Forget():
+                self._forget(partial(core.purge, command.namespace))
+            case EndSession():
+                self._end_session(command)
+            case Survey():
+                self._send(Surveyed(view(core.cache, command.limit, command.tenant)))
+            case Look():
+                self._send(look(core, command))
+
     def _forget(self, forget: Callable[[], Purge]) -> None:
         try:
             purge = forget()
@@ -179,12 +193,13 @@ class EngineLoop:
             purge = Purge(0, 0)  # nothing is left to forget
         self._send(Dropped(purge))
 
-    def _show(self, command: Survey | Look) -> None:
-        core = self._core
-        if isinstance(command, Look):
-            self._send(look(core, command))
-        else:
-            self._send(Surveyed(view(core.cache, command.limit, command.tenant)))
+    def _end_session(self, command: EndSession) -> None:
+        pages = None
+        try:
+            pages = self._core.end_session(command.tenant, command.namespace, command.session)
+        except LostError as error:
+            self._tell_all(error)
+        self._send(SessionEnded(pages))
 
     def _tell_all(self, error: LostError) -> None:
         self._send(Lost(Fault.of(error)))

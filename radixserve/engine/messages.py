@@ -11,6 +11,7 @@ import msgspec
 
 from radixserve.cache.ghosts import Eviction
 from radixserve.cache.purge import Purge
+from radixserve.cache.terms import Keeping, Kept
 from radixserve.cache.view import TreeView
 from radixserve.errors import (
     ConfigError,
@@ -54,6 +55,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     cache: CacheMode = "on"
     deadline: float | None = None
     """Until when the client waits, in seconds of the machine's monotonic clock."""
+    keeping: Keeping | None = None
+    """What of it is to be kept when it has ended."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -70,6 +73,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shared_pages: int | None = None
     """Of the first answer of a beam search: pages that its last step read in place more than once,
     and that so many beams apart would have needed in addition."""
+    kept: Kept | None = None
+    """What became of what was to be kept, once that is known."""
 
 
 class GenerationDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -113,6 +118,8 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Requests that have left the queue."""
     waited: int = 0
     """Steps that these had waited, all together."""
+    pages_kept: int = 0
+    """Of all its pages those that are kept for a time."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -197,6 +204,14 @@ class Look(Message, frozen=True):
     """Tokens that such a request may reuse."""
 
 
+class EndSession(Message, frozen=True):
+    """Nobody goes on with this conversation of a tenant; answered by ``SessionEnded``."""
+
+    tenant: str
+    namespace: bytes
+    session: str
+
+
 class SetTenants(Message, frozen=True):
     """From now on these are the terms of tenants; whoever is not among them has the defaults."""
 
@@ -223,9 +238,9 @@ class RankLost(Message, frozen=True):
     reason: str
 
 
-Command = (
-    Add | Abort | Reset | Forget | Look | Survey | SetTenants | SetPublic | Stop | Ping | RankLost
-)
+Answered = Reset | Forget | EndSession | Survey | Look
+"""What somebody waits to hear of; all are answered in order."""
+Command = Add | Abort | Answered | SetTenants | SetPublic | Stop | Ping | RankLost
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -306,7 +321,7 @@ class Lost(Message, frozen=True):
 
 
 class Dropped(Message, frozen=True):
-    """What a ``Reset`` or a ``Forget`` did; whatever is answered is answered in order."""
+    """What a ``Reset`` or a ``Forget`` did."""
 
     purge: Purge
 
@@ -318,7 +333,7 @@ class Surveyed(Message, frozen=True):
 
 
 class Looked(Message, frozen=True):
-    """What is cached of the prompt of a ``Look``; they are answered in order."""
+    """What is cached of the prompt of a ``Look``."""
 
     reused: int
     """Tokens in whole blocks."""
@@ -326,6 +341,13 @@ class Looked(Message, frozen=True):
     """Tokens of the next block that could be copied."""
     missed: Eviction | None = None
     """What became of the first block that is not there, if it was evicted."""
+
+
+class SessionEnded(Message, frozen=True):
+    """What an ``EndSession`` did: the pages that go before all others now; None: there is no such
+    conversation."""
+
+    pages: int | None
 
 
 class Found(Message, frozen=True):
@@ -355,4 +377,6 @@ class Failure(Message, frozen=True):
     fault: Fault
 
 
-News = StepNews | Refusal | Lost | Dropped | Looked | Surveyed | Found | Ready | Failure
+Reply = Dropped | SessionEnded | Surveyed | Looked
+"""What is heard of an ``Answered``."""
+News = StepNews | Refusal | Lost | Reply | Found | Ready | Failure

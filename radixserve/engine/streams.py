@@ -19,8 +19,10 @@ from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.messages import (
     Abort,
     Add,
+    Answered,
     Command,
     Dropped,
+    EndSession,
     EngineStats,
     Forget,
     GenerationDelta,
@@ -28,7 +30,9 @@ from radixserve.engine.messages import (
     Looked,
     Lost,
     Refusal,
+    Reply,
     Reset,
+    SessionEnded,
     SetPublic,
     SetTenants,
     StepNews,
@@ -158,7 +162,7 @@ class Streams:
                 ended[news.id] = news
         return [ended[identity] for identity in identities]
 
-    async def ask(self, command: Reset | Forget | Look | Survey) -> Any:
+    async def ask(self, command: Answered) -> Any:
         """What the engine answers to ``command``."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.send(command)
@@ -171,7 +175,7 @@ class Streams:
             return 1.0
         return len(self._inboxes) * (self._ended[-1] - self._ended[0]) / (len(self._ended) - 1)
 
-    def take(self, news: StepNews | Refusal | Lost | Dropped | Looked | Surveyed) -> None:
+    def take(self, news: StepNews | Refusal | Lost | Reply) -> None:
         """Hand news of the engine to those whom they concern."""
         match news:
             case StepNews():
@@ -194,6 +198,8 @@ class Streams:
                 self._answer(news)
             case Surveyed():
                 self._answer(news.tree)
+            case SessionEnded():
+                self._answer(news.pages)
 
     def fail(self, error: Exception) -> None:
         """End all that is under way with ``error``."""
@@ -283,6 +289,10 @@ class Asking:
     async def reset_prefix_cache(self, tenants: Collection[str] | None = None) -> Purge:
         purge: Purge = await self._streams.ask(Reset(None if tenants is None else list(tenants)))
         return purge
+
+    async def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
+        pages: int | None = await self._streams.ask(EndSession(tenant, namespace, session))
+        return pages
 
     async def purge(self, namespace: bytes) -> Purge:
         purge: Purge = await self._streams.ask(Forget(namespace))

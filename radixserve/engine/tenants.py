@@ -25,6 +25,7 @@ def tenant_stats(scheduler: Scheduler) -> dict[str, TenantStats]:
             found.get(account.tenant, TenantStats()),
             pages_cached=account.cold,
             pages_held=account.used - account.cold,
+            pages_kept=account.kept.total(scheduler.cache.time),
             evictions_suffered=account.suffered,
             evictions_caused=account.caused,
         )

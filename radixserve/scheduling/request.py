@@ -8,7 +8,8 @@ from typing import Literal
 
 from radixserve.cache.ghosts import Eviction
 from radixserve.cache.lease import Lease
-from radixserve.cache.prefix_cache import Peek
+from radixserve.cache.prefix_cache import Peek, PrefixCache
+from radixserve.cache.terms import Keeping, Kept
 from radixserve.scheduling.account import Account
 from radixserve.scheduling.grammar import Matcher
 from radixserve.scheduling.plan import Row
@@ -59,6 +60,10 @@ class Request:
     lease: Lease | None = None
     row: Row | None = None
     """Its next step, kept while it decodes; None until it samples, and again once it has left."""
+    keeping: Keeping | None = None
+    """What of it is kept once it has ended."""
+    kept: Kept | None = None
+    """What became of that."""
     cached: int | None = None
     """Prompt tokens that were reused when it first ran; None before that."""
     copied: int = 0
@@ -171,6 +176,11 @@ class Request:
         if end > self.paid:
             self.account.prefilled += end - max(start, self.paid)
             self.paid = end
+
+    def keep_marks(self, cache: PrefixCache) -> None:
+        """It ends, and keeps what it has marked; it holds a lease that is released thereby."""
+        if self.keeping is not None and self.lease is not None:
+            self.kept = cache.finish(self.lease, self.keeping, self.cached or 0)
 
     def next_row(self, start: int, count: int) -> Row:
         """``count`` known tokens to compute, from ``start`` on. O(count)."""

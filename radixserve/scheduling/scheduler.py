@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from radixserve.cache.lease import Lease
 from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.terms import Keeping
 from radixserve.config import EngineConfig
 from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from radixserve.scheduling.account import Accounts
@@ -78,6 +79,7 @@ class Scheduler:
         keep: bool = True,
         deadline: float | None = None,
         matcher: Matcher | None = None,
+        keeping: Keeping | None = None,
     ) -> Request:
         """Queue a prompt (int32 big-endian). O(log requests + tokens).
 
@@ -116,6 +118,7 @@ class Scheduler:
             deadline=deadline,
             queued=self.plans,
             matcher=matcher,
+            keeping=keeping,
         )
         self.waiting.add(request)
         return request
@@ -371,27 +374,25 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, error: str) -> list[Progress]:
         """The step has failed: nothing of it is published, and its requests end. O(rows)."""
-        progress = []
-        for row in plan.rows:
-            request = self.running.get(row.request_id)
-            if request is not None:
-                self._finish(request, "error")
-                progress.append(Progress(request, finish="error", error=error))
+        failed = [each for row in plan.rows if (each := self.running.get(row.request_id))]
+        for request in failed:
+            self._finish(request, "error")
         self.cache.end_step(plan.step)
-        return progress
+        return [Progress(request, finish="error", error=error) for request in failed]
 
     def _spoilt(self, request: Request, forks: Sequence[Fork], error: str) -> list[Progress]:
         """A row's logits are no numbers: its KV may be as wrong, and none of it is kept."""
         assert request.lease is not None, "a running request holds a lease"
         request.lease.release(keep=False)
-        waiting = [self.waiting.get(fork.request_id) for fork in forks]
-        ended = [request, *filter(None, waiting)]
+        ended = [request, *filter(None, [self.waiting.get(fork.request_id) for fork in forks])]
         for each in ended:
             self._finish(each, "error")
         return [Progress(each, finish="error", error=error) for each in ended]
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.lease is not None:
+            if reason != "error":
+                request.keep_marks(self.cache)
             self._leave(request)
         else:
             self.waiting.remove(request)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 import radixserve
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.server.fields import canonical_header, ignored_header
+from radixserve.server.keeping import keep_header
 from radixserve.server.parameters import stream_options
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream, event
@@ -138,6 +139,7 @@ async def respond(
         return EventStream(events, service.settings, headers)
     choices = await until_gone(request.receive, shape.whole(deltas))
     body = msgspec.json.encode(envelope.whole(choices, visit.tally, shape.prompt_logprobs))
+    headers |= keep_header(visit.tally.kept())
     return Response(body, headers=headers, media_type="application/json")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,6 +26,7 @@ from radixserve.server.batches.routes import cancel_batch, create_batch, get_bat
 from radixserve.server.batches.running import keep_batches, working
 from radixserve.server.cache import (
     cache_stats,
+    end_session,
     purge_session,
     purge_tenant,
     reset_prefix_cache,
@@ -41,6 +44,15 @@ from radixserve.server.metrics import metrics
 from radixserve.server.models import get_model, list_models
 from radixserve.server.openapi import openapi
 from radixserve.server.page import cache_page, files, page
+from radixserve.server.prefixes import (
+    Prefixes,
+    drop_prefix,
+    list_named,
+    put_prefix,
+    warm_declared,
+    warm_prefix,
+)
+from radixserve.server.prewarm import prewarm
 from radixserve.server.recording import Recorder
 from radixserve.server.request_id import RequestId
 from radixserve.server.responses.create import count_input_tokens, create_response
@@ -52,7 +64,7 @@ from radixserve.server.responses.routes import (
     list_input_items,
 )
 from radixserve.server.responses.store import Responses
-from radixserve.server.service import Service, Settings
+from radixserve.server.service import Service, Settings, cancelled
 from radixserve.server.tally import CLIENT_GONE
 from radixserve.server.tenants import admin
 from radixserve.server.tenants.audit import Audit
@@ -74,15 +86,17 @@ def _post(path: str, endpoint: Endpoint, need: Need) -> Route:
     return _route(path, endpoint, need, "POST")
 
 
-def _route(path: str, endpoint: Endpoint, need: Need, method: str) -> Route:
+def _route(
+    path: str, endpoint: Endpoint, need: Need, method: str, *, limited: bool = False
+) -> Route:
     """A route for those who have ``need``."""
-    return Route(path, endpoint, methods=[method], middleware=[Middleware(Access, need)])
+    access = Middleware(Access, need, limited=limited)
+    return Route(path, endpoint, methods=[method], middleware=[access])
 
 
 def _limited(path: str, endpoint: Endpoint, need: Need) -> Route:
     """A route whose requests cost something, and count against the limits of tenants."""
-    access = Middleware(Access, need, limited=True)
-    return Route(path, endpoint, methods=["POST"], middleware=[access])
+    return _route(path, endpoint, need, "POST", limited=True)
 
 
 OPEN: list[BaseRoute] = [
@@ -131,6 +145,12 @@ TENANTS: list[BaseRoute] = [
     _limited("/v1/cache/lookup", lookup, "cache"),
     _route("/v1/cache/tenants/{tenant}", purge_tenant, "cache", "DELETE"),
     _post("/v1/cache/purge", purge_session, "cache"),
+    _limited("/v1/cache/prewarm", prewarm, "chat"),
+    _route("/v1/cache/sessions/{session:path}", end_session, "cache", "DELETE"),
+    _get("/v1/cache/prefixes", list_named, "chat"),
+    _route("/v1/cache/prefixes/{prefix}", put_prefix, "chat", "PUT", limited=True),
+    _limited("/v1/cache/prefixes/{prefix}/prewarm", warm_prefix, "chat"),
+    _route("/v1/cache/prefixes/{prefix}", drop_prefix, "chat", "DELETE"),
     _get("/v1/cache/public", list_prefixes, "public_prefixes"),
     _route("/v1/cache/public/{prefix}", declare_prefix, "public_prefixes", "PUT"),
     _route("/v1/cache/public/{prefix}", withdraw_prefix, "public_prefixes", "DELETE"),
@@ -159,6 +179,7 @@ def create_app(
     tenants: Registry | None = None,
     audit: Audit | None = None,
     recorder: Recorder | None = None,
+    prefixes: Prefixes | None = None,
 ) -> Starlette:
     """The application that serves ``frontend``, which whoever calls this starts and stops."""
     service = Service(
@@ -175,7 +196,7 @@ def create_app(
             Middleware(Authentication, service, OPEN),
             Middleware(CatchAll),
         ],
-        lifespan=working,
+        lifespan=_running,
         exception_handlers={
             ApiError: answer_with_error,
             RadixServeError: answer_with_error,
@@ -187,9 +208,20 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.service = service
     app.state.responses = Responses()
-    service.tenants.forgetting.append(app.state.responses.forget)
+    app.state.prefixes = prefixes or Prefixes()
+    for each in (app.state.responses, app.state.prefixes):
+        service.tenants.forgetting.append(each.forget)
     keep_batches(app, service)
     return app
+
+
+@asynccontextmanager
+async def _running(app: Starlette) -> AsyncIterator[None]:
+    """Batches are worked on meanwhile, and declared prefixes computed."""
+    warming = asyncio.create_task(warm_declared(app.state.service, app.state.prefixes))
+    async with working(app):
+        yield
+    await cancelled(warming)
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:

@@ -13,7 +13,8 @@ from radixserve.cache.namespace import of_tenant
 from radixserve.cache.purge import Purge
 from radixserve.engine.messages import EngineStats
 from radixserve.server.errors import ApiError
-from radixserve.server.limits import decode, read_body
+from radixserve.server.keeping import check_session
+from radixserve.server.limits import Raws, decode, read_body
 from radixserve.server.parameters import narrowed
 from radixserve.server.service import Service
 from radixserve.server.tenants.meter import Meter
@@ -32,6 +33,16 @@ class PurgeRequest(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     tenant: str | None = None
     """Whose; of others only an administrator's to say."""
+
+
+class Salt(msgspec.Struct, kw_only=True):
+    """What the requests of a session had beside its name."""
+
+    cache_salt: str | None = None
+    extra_key: str | None = None
+
+
+NO_SALT = Salt()
 
 
 async def cache_stats(request: Request) -> Response:
@@ -117,10 +128,7 @@ async def purge_session(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, LARGEST_PURGE)
     fields, raws = await decode(body, PurgeRequest, service.large_bodies)
-    for each in raws:
-        if each not in PurgeRequest.__struct_fields__:
-            # What was left out on purpose cannot be told from what was misspelt.
-            raise invalid(each, f"{each} is unknown here: nothing was forgotten")
+    _check_known(raws, PurgeRequest)
     if fields.cache_salt is None and fields.extra_key is None:
         message = "Send cache_salt, extra_key or both, as the requests to forget had them"
         raise invalid(
@@ -132,6 +140,42 @@ async def purge_session(request: Request) -> Response:
     purge = await service.frontend.purge(namespace)
     service.explainer.trail.wipe("purged", time(), tenant=name, namespace=namespace)
     return _purged(name, purge)
+
+
+async def end_session(request: Request) -> Response:
+    """Nobody goes on with a conversation of this tenant: what it alone has cached goes before all
+    else. A body may say the ``cache_salt`` and ``extra_key`` that its requests had."""
+    service: Service = request.app.state.service
+    visit: Visit = request.state.visit
+    session = request.path_params["session"]
+    check_session(session, "session")
+    salt = NO_SALT
+    if request.headers.get("content-length", "0") != "0":
+        body = await read_body(request, LARGEST_PURGE)
+        salt, raws = await decode(body, Salt, service.large_bodies)
+        _check_known(raws, Salt)
+    own = visit.tenant.name
+    namespace = of_tenant(own or None, narrowed(salt.cache_salt, salt.extra_key))
+    pages = await service.frontend.end_session(own, namespace, session)
+    if pages is None:
+        raise ApiError(
+            status=404,
+            message=f"No session {session[:64]!r} is known: it has ended, no request has named it, "
+            "or nothing of it is cached any more.",
+            param="session",
+            code="session_not_found",
+        )
+    return JSONResponse(
+        {"id": session, "object": "session", "ended": True, "released_pages": pages}
+    )
+
+
+def _check_known(raws: Raws, type_: type[msgspec.Struct]) -> None:
+    """Raises ApiError: 400, there is a field that ``type_`` lacks. What was left out on purpose
+    cannot be told from what was misspelt."""
+    for each in raws:
+        if each not in type_.__struct_fields__:
+            raise invalid(each, f"{each} is unknown here: nothing was forgotten")
 
 
 def _purged(name: str, purge: Purge) -> Response:

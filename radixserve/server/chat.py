@@ -13,7 +13,7 @@ from starlette.responses import Response
 from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.server.answer import Envelope, clipped, respond, token_ids
 from radixserve.server.conversation import Conversation, prepared_chat
-from radixserve.server.fields import CHAT_REFUSED, triage
+from radixserve.server.fields import CHAT_REFUSED, triage, unknown_options
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parsed import joined_message
 from radixserve.server.scored import scored
@@ -24,6 +24,7 @@ from radixserve.server.wire import (
     ChatLogprobs,
     ChatRequest,
     Delta,
+    PromptCacheOptions,
     PromptLogprobs,
     TokenLogprobObject,
     TopLogprob,
@@ -36,6 +37,7 @@ async def chat_completions(request: Request) -> Response:
     body = await read_body(request, service.settings.body_limit)
     fields, raws = await decode(body, ChatRequest, service.large_bodies)
     ignored = triage(raws, ChatRequest, CHAT_REFUSED)
+    ignored += unknown_options(raws, PromptCacheOptions)
     envelope = Envelope.of(
         fields,
         service.frontend.card.name,

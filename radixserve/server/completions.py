@@ -17,7 +17,8 @@ from radixserve.engine.frontend import TextDelta, TextRequest, TokenLogprob
 from radixserve.server.answer import Envelope, Shape, clipped, respond, token_ids
 from radixserve.server.beams import beams_of
 from radixserve.server.best_of import BestOf, answers_of
-from radixserve.server.fields import COMPLETION_REFUSED, triage
+from radixserve.server.fields import COMPLETION_REFUSED, triage, unknown_options
+from radixserve.server.keeping import with_end
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import (
     bad_words,
@@ -33,6 +34,7 @@ from radixserve.server.wire import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
+    PromptCacheOptions,
     PromptLogprobs,
     invalid,
 )
@@ -57,6 +59,7 @@ async def completions(request: Request) -> Response:
     body = await read_body(request, service.settings.body_limit)
     fields, raws = await decode(body, CompletionRequest, service.large_bodies)
     ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
+    ignored += unknown_options(raws, PromptCacheOptions)
     name = service.frontend.card.name
     envelope = Envelope.of(
         fields, name, prefix="cmpl-", kind="text_completion", chunk_kind="text_completion"
@@ -140,7 +143,13 @@ async def prepared(
         for param, prompt in prompts.items()
     ]
     requests = [
-        replace(draft, id=f"{id}-{index}", prompt=prompt, end_logprob=_scored_echo(fields))
+        replace(
+            draft,
+            id=f"{id}-{index}",
+            prompt=prompt,
+            end_logprob=_scored_echo(fields),
+            keeping=with_end(draft.keeping, fields, prompt),
+        )
         for index, prompt in enumerate(tokens)
     ]
     return Prompted(requests, list(prompts.values()), n)

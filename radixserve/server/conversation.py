@@ -9,12 +9,14 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.datastructures import Headers
 
+from radixserve.cache.terms import Keeping
 from radixserve.engine.frontend import TextRequest
 from radixserve.errors import ContextLengthError
 from radixserve.explain.walk import text_of
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.beams import beams_of, check_free
 from radixserve.server.dialect import Reading
+from radixserve.server.keeping import Marked, read_marks
 from radixserve.server.kept import kept_to
 from radixserve.server.parameters import bad_words, check_model, sampling_params, text_request
 from radixserve.server.parsed import ParsedAnswer, call_id
@@ -22,6 +24,7 @@ from radixserve.server.scored import prompt_logprobs
 from radixserve.server.service import Service
 from radixserve.server.structured import Form, check_form, form_of
 from radixserve.server.wire import ChatRequest, invalid
+from radixserve.text.marked import Render, marked_ends, moved
 
 PART_FIELDS = frozenset({"type", "text"})
 LONGEST = 3
@@ -66,6 +69,8 @@ async def prepared(
     length = ("max_tokens", fields.max_tokens)
     if fields.max_completion_tokens is not None:
         length = ("max_completion_tokens", fields.max_completion_tokens)
+    if fields.prewarms:
+        length = (length[0], 0)
     form = form_of(fields)
     sampling = sampling_params(
         fields,
@@ -73,7 +78,7 @@ async def prepared(
         max_tokens=length,
         logprobs=("top_logprobs", _top_logprobs(fields)),
         prompt_logprobs=prompt_logprobs(fields),
-        least=1 if fields.prompt_logprobs is None else 0,
+        least=1 if fields.prompt_logprobs is None and not fields.prewarms else 0,
     )
     draft = text_request(
         fields,
@@ -84,14 +89,15 @@ async def prepared(
         most=service.frontend.most,
     )
     draft = replace(draft, beams=beams_of(fields, sampling, card, most=service.frontend.most))
+    marked = read_marks(fields, headers)
     reading = service.dialect.reading(fields)
     template_kwargs, without_effect = service.dialect.template_kwargs(fields)
     service.check_length(len(fields.messages), "messages", at_least=True)
     check_messages(fields.messages)
-    ignored = [*without_effect, *_ignored_in_messages(fields.messages)]
+    ignored = [*without_effect, *marked.ignored, *_ignored_in_messages(fields.messages)]
     service.check_load()
-    encode = partial(_encode, service, fields, reading, template_kwargs, form)
-    prompt, reading, (form, vain), canonical = await service.text_work(encode)
+    encode = partial(_encode, service, fields, reading, template_kwargs, form, marked)
+    prompt, reading, (form, vain), keeping, canonical = await service.text_work(encode)
     if draft.beams is not None and form is not None:
         check_free(form.grammar)
     await check_form(service, form)
@@ -104,6 +110,7 @@ async def prepared(
             bad_words=bad_words(fields, service.frontend.tokenizer),
         ),
         markers=reading.formats.markers,
+        keeping=keeping,
     )
     ignored += vain
     return Conversation(request, reading, service.dialect.id_length, ignored, canonical)
@@ -136,17 +143,22 @@ def rendered(
     Raises:
         InvalidRequestError: the template refuses the messages.
     """
+    messages, tools, canonical = service.canonical.applied(fields.messages, reading.tools)
+    return _rendering(service, fields, template_kwargs)(messages, tools), canonical
+
+
+def _rendering(service: Service, fields: ChatRequest, template_kwargs: dict[str, Any]) -> Render:
     continued = bool(fields.continue_final_message)
     opened = fields.add_generation_prompt
-    messages, tools, canonical = service.canonical.applied(fields.messages, reading.tools)
-    text = service.frontend.tokenizer.render_chat(
+    if opened is None:
+        opened = not (continued or fields.prewarms)
+    return lambda messages, tools: service.frontend.tokenizer.render_chat(
         messages,
         tools=tools,
-        add_generation_prompt=not continued if opened is None else opened,
+        add_generation_prompt=opened,
         continue_final_message=continued,
         template_kwargs=template_kwargs,
     )
-    return text, canonical
 
 
 def _encode(
@@ -155,15 +167,23 @@ def _encode(
     reading: Reading,
     template_kwargs: dict[str, Any],
     form: Form | None,
-) -> tuple[bytes, Reading, tuple[Form | None, list[str]], list[str]]:
-    """The prompt in tokens, how answers to it are read, what they are kept to, and the canonical
-    forms that changed the prompt."""
-    text, canonical = rendered(service, fields, reading, template_kwargs)
+    marked: Marked,
+) -> tuple[bytes, Reading, tuple[Form | None, list[str]], Keeping | None, list[str]]:
+    """The prompt in tokens, how answers to it are read, what they are kept to, what is to be kept
+    of it, and the canonical forms that changed it."""
+    render = _rendering(service, fields, template_kwargs)
+    messages, tools, canonical = service.canonical.applied(fields.messages, reading.tools)
+    text = render(messages, tools)
     special = bool(fields.add_special_tokens)
     prompt = service.encode(lambda: text, param="messages", add_special_tokens=special)
+    places: list[int] = []
+    if marked.spots:
+        spots = [moved(spot, reading.tools, tools) for spot, _ in marked.spots]
+        ends = marked_ends(render, text, messages, tools, spots)
+        places = service.frontend.tokenizer.places(text, ends, add_special_tokens=special)
     reading = reading.after(text, fields.messages, continued=bool(fields.continue_final_message))
     kept = kept_to(reading, form, service.frontend.tokenizer.special_tokens)
-    return prompt, reading, kept, canonical
+    return prompt, reading, kept, marked.at(places), canonical
 
 
 def _top_logprobs(fields: ChatRequest) -> int | None:

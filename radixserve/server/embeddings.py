@@ -123,6 +123,8 @@ def _draft(fields: EmbeddingRequest, request: Request, service: Service) -> Text
         continuation=False,
         most=service.frontend.most,
     )
+    # Nobody goes on with an input, so that it is no session's.
+    draft = replace(draft, keeping=None)
     # A mean takes nothing of the cache, and leaves nothing where others would lose their place.
     return replace(draft, cache="off") if pooling == "mean" else draft
 

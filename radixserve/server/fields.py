@@ -94,9 +94,6 @@ IGNORED = frozenset(
         "store",
         "service_tier",
         "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
         "cache_control",
         "prediction",
         "verbosity",
@@ -105,7 +102,6 @@ IGNORED = frozenset(
         "truncation_side",
         "request_id",
         "rid",
-        "session_id",
         "kv_transfer_params",
         "vllm_xargs",
         "nvext",
@@ -143,6 +139,14 @@ def triage(
                 code="unsupported_parameter",
             )
     return ignored
+
+
+def unknown_options(raws: Raws, type_: type[msgspec.Struct]) -> list[str]:
+    """The fields of ``prompt_cache_options`` that have no effect, since ``type_`` lacks them."""
+    raw = raws.get("prompt_cache_options")
+    sent = None if raw is None else msgspec.json.decode(raw, type=Raws | None)
+    names = [each for each in sent or () if each not in type_.__struct_fields__]
+    return [f"prompt_cache_options.{each}" for each in names]
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:

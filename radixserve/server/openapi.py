@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 import radixserve
 from radixserve.server.batches.routes import BatchRequest
 from radixserve.server.batches.store import BatchObject, FileObject
-from radixserve.server.cache import PurgeRequest
+from radixserve.server.cache import PurgeRequest, Salt
 from radixserve.server.embeddings import EmbeddingList, EmbeddingRequest
 from radixserve.server.errors import ErrorBody
 from radixserve.server.explained import Told
@@ -27,6 +27,8 @@ from radixserve.server.messages.wire import (
     MessagesRequest,
 )
 from radixserve.server.models import ModelList, ModelObject
+from radixserve.server.prefixes import PrefixList, PrefixObject
+from radixserve.server.prewarm import Prewarmed, PrewarmRequest
 from radixserve.server.responses.wire import (
     DeletedResponse,
     InputTokens,
@@ -64,6 +66,9 @@ BODIES: dict[str, Struct] = {
     "POST /v1/batches": BatchRequest,
     "POST /v1/cache/lookup": ChatRequest,
     "POST /v1/cache/purge": PurgeRequest,
+    "POST /v1/cache/prewarm": PrewarmRequest,
+    "DELETE /v1/cache/sessions/{session}": Salt,
+    "PUT /v1/cache/prefixes/{prefix}": PrewarmRequest,
     "PUT /v1/cache/public/{prefix}": PublicPrefixRequest,
 }
 """What is sent, by method and path."""
@@ -88,6 +93,10 @@ ANSWERS: dict[str, Struct] = {
     "GET /v1/cache/tree": TreeObject,
     "GET /v1/cache/requests/{id}": Told,
     "POST /v1/cache/lookup": Told,
+    "POST /v1/cache/prewarm": Prewarmed,
+    "GET /v1/cache/prefixes": PrefixList,
+    "PUT /v1/cache/prefixes/{prefix}": PrefixObject,
+    "POST /v1/cache/prefixes/{prefix}/prewarm": PrefixObject,
     "GET /v1/cache/public": PublicPrefixList,
     "PUT /v1/cache/public/{prefix}": PublicPrefixObject,
 }

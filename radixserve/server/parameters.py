@@ -11,6 +11,7 @@ from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.server.errors import ApiError, to_api_error
+from radixserve.server.keeping import said_besides
 from radixserve.server.wire import GenerationFields, invalid
 from radixserve.tenants.file import PRIORITIES
 from radixserve.text.tokenizer import Tokenizer
@@ -253,4 +254,5 @@ def text_request(
         priority=_priority(fields, headers),
         cache=_cache_mode(fields),
         timeout=_timeout(fields),
+        keeping=said_besides(fields, headers)[0] or None,
     )

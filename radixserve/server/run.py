@@ -12,10 +12,12 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from starlette.applications import Starlette
 
 from radixserve.engine.frontend import Frontend
 from radixserve.errors import ConfigError
 from radixserve.server.app import create_app
+from radixserve.server.prefixes import Prefixes, read_prefixes
 from radixserve.server.protocol import BoundedProtocol
 from radixserve.server.recording import Recorder
 from radixserve.server.service import Service, Settings
@@ -75,6 +77,16 @@ def tenants_of(settings: Settings) -> Registry:
     return Registry(Roster.of_keys(keys)) if keys else Registry()
 
 
+def prefixes_of(settings: Settings) -> Prefixes:
+    """The prefixes of a file, if there is one.
+
+    Raises:
+        ConfigError: it cannot be read, or is wrong.
+    """
+    path = settings.prefixes_file
+    return Prefixes(None if path is None else read_prefixes(path))
+
+
 def serve_until_stopped(
     frontend: Frontend,
     listener: socket.socket,
@@ -83,6 +95,7 @@ def serve_until_stopped(
     tenants: Registry | None = None,
     audit: Audit | None = None,
     recorder: Recorder | None = None,
+    prefixes: Prefixes | None = None,
 ) -> None:
     """Start the engine and serve it until SIGINT or SIGTERM.
 
@@ -98,21 +111,20 @@ def serve_until_stopped(
         signal.signal(each, _leave_at_once)
     factory = uvicorn.Config(create_app, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(
-            _serve(frontend, listener, settings, announce, tenants or Registry(), audit, recorder)
+        app = create_app(
+            frontend,
+            settings=settings,
+            tenants=tenants,
+            audit=audit,
+            recorder=recorder,
+            prefixes=prefixes,
         )
+        runner.run(_serve(app, listener, announce))
 
 
-async def _serve(
-    frontend: Frontend,
-    listener: socket.socket,
-    settings: Settings,
-    announce: Announce,
-    tenants: Registry,
-    audit: Audit | None,
-    recorder: Recorder | None,
-) -> None:
-    app = create_app(frontend, settings=settings, tenants=tenants, audit=audit, recorder=recorder)
+async def _serve(app: Starlette, listener: socket.socket, announce: Announce) -> None:
+    service: Service = app.state.service
+    frontend, tenants = service.frontend, service.tenants
     if tenants.path is not None:
         reloader = Reloader(tenants)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.start)
@@ -130,7 +142,7 @@ async def _serve(
                 server_header=False,
                 timeout_graceful_shutdown=LAST_SECONDS,
             ),
-            app.state.service,
+            service,
         )
         host, port = listener.getsockname()[:2]
         server.ready = lambda: announce(frontend.card.name, _url(host, port))

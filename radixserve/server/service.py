@@ -75,6 +75,8 @@ class Settings:
     """Where a line is written for each request."""
     record_trace: Path | None = None
     """Where prompts are recorded, as hashes."""
+    prefixes_file: Path | None = None
+    """Named prefixes that are computed at the start."""
     metrics_compat: Peer | None = None
     """Whose names ``/metrics`` shows beside our own."""
     text_threads: int = 4

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
+from radixserve.cache.terms import Kept
 from radixserve.engine.messages import Usage
 from radixserve.server.wire import (
     CompletionTokensDetails,
@@ -59,11 +60,14 @@ class Tally:
         if reuse or shared or self.explain:
             pages = sum(shared) if shared else UNSET
             parts = Reuse(cached - copied, copied, tokens - cached, pages, *self._reasons(cached))
+        details = PromptTokensDetails(cached, written)
+        if (kept := self.kept()) is not None:
+            details = PromptTokensDetails(cached, written, kept.tokens, kept.status)
         return UsageObject(
             tokens,
             completion,
             tokens + completion,
-            PromptTokensDetails(cached, written),
+            details,
             CompletionTokensDetails(min(self.reasoning, completion)),
             parts,
         )
@@ -78,3 +82,13 @@ class Tally:
             for part in step.explanation.parts if step.explanation is not None else ():
                 reasons[part.reason] += part.tokens
         return saved[0] if saved else None, dict(reasons)
+
+    def kept(self) -> Kept | None:
+        """What became of what was to be kept, of all prompts together; None before that is known,
+        and where nothing was. O(answers)."""
+        every = [usage.kept for usage in self.counts.values() if usage.kept is not None]
+        if not every:
+            return None
+        statuses = {each.status for each in every}
+        status = every[0].status if len(statuses) == 1 else "partial"
+        return Kept(status, sum(each.tokens for each in every))

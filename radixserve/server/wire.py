@@ -16,6 +16,16 @@ class CacheFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     two sides: take, leave nothing; off: neither."""
 
 
+class PromptCacheOptions(msgspec.Struct, kw_only=True):
+    """As OpenAI has it; a time may be a number of seconds, too."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    """implicit: the end of the last message is marked, too."""
+    ttl: str | float | None = None
+    """Of marks that say nothing of it."""
+    prewarm: bool | None = None
+
+
 class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     description: str | None = None
@@ -67,6 +77,12 @@ class CommonFields(msgspec.Struct, kw_only=True):
     cache: CacheFields | None = None
     timeout: float | None = None
     explain: bool | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_key: str | None = None
+    session_id: str | None = None
+    session_end: bool | None = None
+    keep_for: str | float | None = None
 
 
 class GenerationFields(CommonFields, kw_only=True):
@@ -111,6 +127,18 @@ class ChatRequest(GenerationFields, kw_only=True):
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+    prewarm: bool | None = None
+
+    @property
+    def prewarms(self) -> bool:
+        """Whether nothing is to be generated: the prompt alone is wanted in the cache."""
+        options = self.prompt_cache_options
+        nothing = self.max_tokens == 0 and self.max_completion_tokens is None
+        return bool(
+            self.prewarm
+            or (options is not None and options.prewarm)
+            or (nothing and self.prompt_logprobs is None)
+        )
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -122,6 +150,10 @@ class CompletionRequest(GenerationFields, kw_only=True):
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int
+    kept_tokens: int | UnsetType = UNSET
+    """Where something was to be kept for a time: how much of it is, from the front, and whether
+    that is all of it."""
+    keep: str | UnsetType = UNSET
 
 
 class Reuse(msgspec.Struct, frozen=True):

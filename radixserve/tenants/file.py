@@ -59,6 +59,7 @@ class CacheShares(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     guaranteed: Share = 0.0
     maximum: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    keep: Share | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +90,10 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def terms(self) -> Terms:
         """What the engine has to know of it."""
         return Terms(
-            weight=self.weight, guaranteed=self.cache.guaranteed, maximum=self.cache.maximum
+            weight=self.weight,
+            guaranteed=self.cache.guaranteed,
+            maximum=self.cache.maximum,
+            keep=self.cache.keep,
         )
 
     @property

@@ -182,3 +182,40 @@ TensorParallelSize = Annotated[
         help="GPUs that compute the model together. On a CPU: processes, for tests.",
     ),
 ]
+MaxSeqs = Annotated[
+    int,
+    option(
+        "--max-num-seqs",
+        panel=BATCH,
+        help="Requests that run at once.",
+        show_default="64, on a GPU 256",
+    ),
+]
+KeepShare = Annotated[
+    float,
+    option(
+        "--keep-share",
+        panel=MEMORY,
+        help="Part of its pages that a tenant may keep for a time (TTLs, marks), unless its "
+        "cache.keep says.",
+    ),
+]
+NoCascade = Annotated[
+    bool,
+    option(
+        "--no-cascade-attention",
+        panel=MODEL,
+        help="Read a prefix that requests share once for each of them.",
+    ),
+]
+PrefixesFile = Annotated[
+    Path | None,
+    option(
+        "--prefixes",
+        panel=SERVER,
+        help="JSON: what chats begin with, by name, computed and kept from the start on.",
+        metavar="FILE",
+    ),
+]
+EnforceEager = Annotated[bool, option("--enforce-eager", panel=MODEL, help="No CUDA graphs.")]
+NoPrefixCache = Annotated[bool, option("--no-prefix-cache", panel=MEMORY, help="Reuse nothing.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,19 @@ class Tokenizer:
         special tokens; those that share a character begin at the same place."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         return [start for start, _ in encoding.offsets]
+
+    def places(
+        self, text: str, ends: Sequence[int], *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """How many of the tokens of ``text`` end at or before each of its characters ``ends``,
+        counted from 0: a token that reaches beyond does not count.
+
+        O(what ``encode`` costs): the tokens are made again, since only so it is known where they
+        stand.
+        """
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        stops = [stop for _, stop in encoding.offsets]
+        return [bisect_right(stops, end) for end in ends]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``tokens``; bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""

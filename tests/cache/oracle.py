@@ -14,6 +14,7 @@ from radixserve.cache.namespace import PUBLIC
 from radixserve.cache.node import Node, Root, walk
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.quota import Account
+from radixserve.cache.terms import DONE, Keeping, Mark, end_of
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import pack, unpack
 from tests.cache.steps import Sequence, Step, Work
@@ -24,6 +25,7 @@ TENANTS = {b"": OPEN, b"a": "a", b"ab": "a", b"b": "b"}
 """By namespace: a tenant may have several, one a salt."""
 NAMESPACES = tuple(TENANTS)
 SHARES = (0.0, 0.1, 0.3, 0.5)
+SESSIONS = ("s", "t")
 
 
 class Simulation:
@@ -58,6 +60,8 @@ class Simulation:
             (self.reset_tenant, 0.1),
             (self.set_terms, 0.2),
             (self.set_public, 0.5),
+            (self.let_time_pass, 3),
+            (self.end_session, 1),
         )
         names, weights = zip(*operations, strict=True)
         self.rng.choices(names, weights)[0]()
@@ -228,6 +232,17 @@ class Simulation:
             self.cache.evict(wanted)
         self.seen["evictions"] += 1
 
+    def let_time_pass(self) -> None:
+        self.cache.time += self.rng.randrange(30)
+
+    def end_session(self) -> None:
+        namespace = self.rng.choice(NAMESPACES)
+        name = self.rng.choice(SESSIONS)
+        before = [lease.pages[:] for lease in self.cache.leases]
+        pages = self.cache.end_session(TENANTS[namespace], namespace, name)
+        assert before == [lease.pages for lease in self.cache.leases]
+        self.seen["sessions that ended"] += bool(pages)
+
     def purge(self) -> None:
         namespace = self.rng.choice(NAMESPACES)
         self.cache.purge(namespace)
@@ -259,7 +274,8 @@ class Simulation:
             most = rng.choice((1.0, share, max(share, 0.2)))
             weight = rng.choice((0.5, 1.0, 4.0))
             if rng.random() < 0.8:
-                terms[tenant] = Terms(weight=weight, guaranteed=share, maximum=most)
+                keep = rng.choice((None, 0.0, 0.3, 1.0))
+                terms[tenant] = Terms(weight=weight, guaranteed=share, maximum=most, keep=keep)
         self.cache.set_terms(terms)
         self.seen["terms"] += 1
 
@@ -322,7 +338,8 @@ class Simulation:
             beyond = min(0, quota.maximum - account.used)
             excess = (account.used - quota.guaranteed) / quota.weight
             place = (0, beyond, not account.idle, -(excess // 1), account.serial)
-        return (place, leaf.last_use, -leaf.end, leaf.serial)
+        kept = 0 if end_of(leaf.kept) <= self.cache.time and leaf.kept != DONE else leaf.kept
+        return (place, kept, leaf.last_use, -leaf.end, leaf.serial)
 
     # What the operations are made of
 
@@ -368,11 +385,32 @@ class Simulation:
         return self.rng.choice(self.sequences) if self.sequences else None
 
     def _let_go(self, sequence: Sequence) -> None:
-        sequence.lease.release()
+        if self.rng.random() < 0.5 and not sequence.failed:
+            self._finish(sequence)
+        else:
+            sequence.lease.release()
         self.sequences.remove(sequence)
         if self.rng.random() < 0.3:
             self.prompts.append(unpack(sequence.tokens))
             self.prompts.pop(0)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Keep some places of it, and find them kept."""
+        rng, cache, lease = self.rng, self.cache, sequence.lease
+        known = len(sequence.identities)
+        places = [rng.randrange(1, known + 1) for _ in range(rng.randrange(3))]
+        marks = tuple(Mark(rng.choice((None, each)), rng.randrange(1, 60)) for each in places)
+        session = rng.choice((*SESSIONS, ""))
+        tenant = lease.account
+        before, room = tenant.kept.total(cache.time), tenant.quota.keep
+        kept = cache.finish(lease, Keeping(marks, session, rng.random() < 0.1), lease.reused)
+        if kept is None:
+            assert not marks
+            return
+        assert tenant.kept.total(cache.time) <= max(before, room), "more is kept than may be"
+        asked = max(lease.computed if each.tokens is None else each.tokens for each in marks)
+        assert kept.tokens <= asked
+        self.seen[f"keeping {kept.status}"] += 1
 
     def _extend(self, sequence: Sequence, count: int) -> bool:
         lease, pool = sequence.lease, self.cache.pool
@@ -491,7 +529,15 @@ class Simulation:
     def _shape(self) -> tuple[object, ...]:
         """All that a refusal or a peek must leave as it was."""
         nodes = [
-            (node.end, bytes(node.key), tuple(node.pages), node.pins, node.last_use, node.hits)
+            (
+                node.end,
+                bytes(node.key),
+                tuple(node.pages),
+                node.pins,
+                node.last_use,
+                node.hits,
+                node.kept,
+            )
             for root in self._roots()
             for node in walk(root)
         ]

@@ -15,9 +15,9 @@ def test_the_first_block_that_is_missing_is_known():
     prompt = pack(range(40))
     serve(cache, range(40))
     assert cache.missed(prompt, 28, "") is None
-    cache.allocator.ghosts.now = 10.0
+    cache.time = 10.0
     assert cache.evict(3) == 3
-    cache.allocator.ghosts.now = 12.5
+    cache.time = 12.5
     again = cache.acquire(prompt, b"")
     assert again.missed == Eviction(2.5, False)
     again.release()
@@ -30,11 +30,11 @@ def test_what_was_cut_off_further_up_later_is_what_is_missing_now():
     cache = PrefixCache(101, PAGE)
     prompt = pack(range(40))
     serve(cache, range(40))
-    cache.allocator.ghosts.now = 1.0
+    cache.time = 1.0
     cache.evict(2)
-    cache.allocator.ghosts.now = 4.0
+    cache.time = 4.0
     cache.evict(5)
-    cache.allocator.ghosts.now = 6.0
+    cache.time = 6.0
     lease = cache.acquire(prompt, b"")
     assert lease.reused == 12
     assert lease.missed == Eviction(2.0, False)

@@ -13,6 +13,7 @@ from radixserve.cache.node import Node, Root, walk
 from radixserve.cache.pages import PageCopy
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.quota import Accounts, Quota
+from radixserve.cache.terms import Keeping, Mark, term
 from radixserve.tenant import OPEN
 from radixserve.tokens import pack
 from tests.cache.serving import order, prefill, serve
@@ -41,6 +42,8 @@ class Busy:
         self.cache.purge(b"gone")
         spare = prefill(self.cache, range(500, 504), b"b")
         assert spare.extend(4)
+        marked = prefill(self.cache, range(600, 608), b"kept")
+        self.cache.finish(marked, Keeping((Mark(4, 60),), "s"))
         self.cache.begin_step()
         spare.release()
         self.cache.check()
@@ -57,6 +60,12 @@ class Busy:
     def child(self, index: int) -> Node:
         assert self.trunk.children
         return self.trunk.children[index]
+
+    @property
+    def kept(self) -> Node:
+        """Has one child, which is not kept."""
+        (node,) = self.cache.tree.roots[b"kept"].children or ()
+        return node
 
     @property
     def cold(self) -> Node:
@@ -341,6 +350,42 @@ def _copy_from_a_page_that_is_not_pinned(busy: Busy) -> None:
     busy.reader.pending[0] = (PageCopy(other, copy.target, copy.tokens), source)
 
 
+def _kept_pages_miscounted(busy: Busy) -> None:
+    busy.lease.account.kept.move(1, 0, term(0, 60))
+
+
+def _kept_pages_not_counted(busy: Busy) -> None:
+    busy.kept.kept = term(0, 90)
+
+
+def _kept_pages_of_all_miscounted(busy: Busy) -> None:
+    busy.lease.account.kept._total += 1
+
+
+def _kept_for_longer_than_what_is_above(busy: Busy) -> None:
+    (leaf,) = busy.kept.children or ()
+    order(busy.cache).remove(leaf)
+    leaf.kept = term(0, 90)
+    order(busy.cache).add(leaf)
+
+
+def _kept_in_place(busy: Busy) -> None:
+    (leaf,) = busy.kept.children or ()
+    leaf.kept = busy.kept.kept
+
+
+def _session_that_ends_outside(busy: Busy) -> None:
+    sessions = busy.lease.account.sessions
+    assert sessions is not None
+    sessions.put((b"", "x"), busy.purged.anchor, 0)
+
+
+def _session_forgotten_where_it_ends(busy: Busy) -> None:
+    sessions = busy.lease.account.sessions
+    assert sessions is not None
+    sessions._at.clear()
+
+
 FAULTS: list[tuple[Callable[[Busy], None], str]] = [
     (_page_in_two_nodes, "stands 2 times"),
     (_page_in_tree_and_free, "is in 2 places"),
@@ -403,6 +448,13 @@ FAULTS: list[tuple[Callable[[Busy], None], str]] = [
     (_copy_without_its_hold, "holders"),
     (_copy_into_a_page_of_another, "into a page of another"),
     (_copy_from_a_page_that_is_not_pinned, "not pinned"),
+    (_kept_pages_miscounted, "kept pages and has"),
+    (_kept_pages_not_counted, "kept pages and has|does not count"),
+    (_kept_pages_of_all_miscounted, "miscounts what it keeps"),
+    (_kept_for_longer_than_what_is_above, "longer than what is above"),
+    (_kept_in_place, "wrong place|not joined"),
+    (_session_that_ends_outside, "outside the tree"),
+    (_session_forgotten_where_it_ends, "sessions of .* are miscounted"),
 ]
 
 

@@ -5,8 +5,9 @@ from itertools import pairwise
 import pytest
 import xxhash
 
+from radixserve.cache.identity import block_ids
 from radixserve.cache.pages import PageCopy
-from radixserve.cache.prefix_cache import PrefixCache, block_ids
+from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.tokens import pack
 from tests.cache.serving import compute, found, idle, nodes, only_node, order, prefill, serve
 

@@ -31,6 +31,10 @@ def test_twenty_thousand_random_operations_never_read_a_wrong_slot_or_lose_a_pag
         "public prefixes",
         "reused beyond a public prefix",
         "reused inside a public prefix",
+        "keeping granted",
+        "keeping partial",
+        "keeping refused",
+        "sessions that ended",
     ):
         assert seen[what] > 5, f"the test is blind: {what} happened {seen[what]} times"
 

@@ -57,6 +57,9 @@ class FakeTokenizer:
         self.threads.add(threading.get_ident())
         return pack(list(text.encode()))
 
+    def places(self, text: str, ends: Sequence[int], *, add_special_tokens: bool) -> list[int]:
+        return [len(text[:end].encode()) for end in ends]
+
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
 
@@ -139,6 +142,8 @@ class FakeFrontend:
         """The namespaces that were."""
         self.nodes: list[NodeView] = []
         """Of the cache's tree."""
+        self.ended: list[tuple[str, bytes, str]] = []
+        """The sessions that were, each with its tenant and namespace."""
         self._hold_after: int | None = None
         self._gate: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -173,6 +178,10 @@ class FakeFrontend:
         self.purged += [None] if tenants is None else sorted(tenants)
         self._seen.clear()
         return Purge(dropped=12, held=3)
+
+    async def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
+        self.ended.append((tenant, namespace, session))
+        return 5 if session == "known" else None
 
     async def purge(self, namespace: bytes) -> Purge:
         if self.refuse is not None:

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.server.app import create_app
+from radixserve.server.prefixes import Prefixes
 from radixserve.server.recording import Recorder
 from radixserve.server.service import Settings
 from radixserve.server.tenants.audit import Audit
@@ -66,11 +67,19 @@ async def stack(
     tenants: Registry | None = None,
     audit: Audit | None = None,
     recorder: Recorder | None = None,
+    prefixes: Prefixes | None = None,
     **settings: object,
 ) -> AsyncIterator[Stack]:
     """``settings`` are the engine's."""
     async with running(directory, **settings) as (engine, model, _):
-        app = create_app(engine, settings=server, tenants=tenants, audit=audit, recorder=recorder)
+        app = create_app(
+            engine,
+            settings=server,
+            tenants=tenants,
+            audit=audit,
+            recorder=recorder,
+            prefixes=prefixes,
+        )
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),

@@ -105,6 +105,33 @@ def test_anthropics_api_and_responses_tell_it_too(tmp_path: Path):
     served(tmp_path, FORMS, asking)
 
 
+def test_what_is_computed_beforehand_has_the_form_of_the_chats_to_come(tmp_path: Path):
+    async def asking(server: Stack) -> None:
+        system = messages("12:30")[:1]
+        for path, method in (("/v1/cache/prewarm", "POST"), ("/v1/cache/prefixes/kind", "PUT")):
+            fields = {"messages": system, "tools": SHUFFLED, "cache_salt": method}
+            warm = await server.client.request(method, path, json=fields)
+            assert warm.headers[HEADER] == "tools, json, volatile"
+            asked = {**fields, "messages": messages("12:31"), "tools": ONE, "max_tokens": 1}
+            assert cached(await server.ask(CHAT, **asked)) >= warm.json()["tokens"] > 20
+
+    served(tmp_path, FORMS, asking)
+
+
+def test_a_marked_tool_keeps_those_before_it_wherever_they_stand(tmp_path: Path):
+    """The last one that was sent is the first of the prompt."""
+
+    async def asking(server: Stack) -> None:
+        last = {**tool("a", "x"), "prompt_cache_breakpoint": {"mode": "explicit"}}
+        kept = []
+        for tools in ([tool("b"), last], [last, tool("b")]):
+            made = await server.ask(CHAT, messages=[USER], tools=tools, max_tokens=1)
+            kept.append(usage(made)["prompt_tokens_details"]["kept_tokens"])
+        assert kept[0] > kept[1] > 0
+
+    served(tmp_path, FORMS, asking)
+
+
 def test_errors_name_a_tool_by_the_place_at_which_it_was_sent(tmp_path: Path):
     async def asking(server: Stack) -> None:
         broken = {"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}

@@ -15,16 +15,14 @@ from radixserve.config import EngineConfig
 from radixserve.engine.frontend import ModelCard
 from radixserve.engine.messages import (
     Command,
-    Dropped,
     Found,
-    Looked,
     Lost,
     News,
     Ping,
     Ready,
     Refusal,
+    Reply,
     StepNews,
-    Surveyed,
 )
 from radixserve.engine.process.handle import COMMAND, Handle
 from radixserve.engine.streams import Asking, Streams
@@ -206,7 +204,7 @@ class SupervisedLLM(Asking):
     def _take(self, news: News) -> None:
         if isinstance(news, StepNews):
             self._learn(replace(news.stats, restarts=self._restarts))
-        if isinstance(news, StepNews | Refusal | Lost | Dropped | Looked | Surveyed):
+        if isinstance(news, StepNews | Refusal | Lost | Reply):
             self._streams.take(news)
         self._owes, self._silent = self._streams.waiting, 0.0
 

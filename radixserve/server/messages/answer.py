@@ -40,6 +40,8 @@ from radixserve.server.tally import Tally
 from radixserve.server.wire import Delta, ToolCall
 
 CALL_PREFIX = "toolu_"
+AN_HOUR = 3600
+"""Seconds."""
 SIGNATURE = "radixserve"
 """Of all thinking: clients send it back only with a signature, and here nobody checks it."""
 NO_OBJECT = "INVALID_JSON"
@@ -138,7 +140,10 @@ class MessageAnswer:
         page, created = self._card.page_size, 0
         if page and self._card.prefix_cache and self._request.cache == "on":
             created = max(0, prompt // page * page - read)
+        details = usage.prompt_tokens_details
         return MessageUsage(
+            kept_tokens=details.kept_tokens,
+            keep=details.keep,
             input_tokens=prompt - read - created,
             cache_creation_input_tokens=created,
             cache_read_input_tokens=read,
@@ -146,9 +151,18 @@ class MessageAnswer:
             output_tokens_details=OutputTokensDetails(
                 usage.completion_tokens_details.reasoning_tokens
             ),
-            cache_creation=CacheCreation(created),
+            cache_creation=self._creation(read, created),
             radixserve=usage.radixserve,
         )
+
+    def _creation(self, read: int, created: int) -> CacheCreation:
+        """What was written, by how long it is to be kept: up to a mark that says an hour or more,
+        an hour."""
+        keeping = self._request.keeping
+        marks = () if keeping is None else keeping.marks
+        ends = [each.tokens for each in marks if each.tokens and each.seconds >= AN_HOUR]
+        hour = min(created, max(0, max(ends, default=0) - read))
+        return CacheCreation(created - hour, hour)
 
 
 class Blocks:

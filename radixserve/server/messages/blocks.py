@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixserve.server.errors import ApiError, invalid_json
+from radixserve.server.keeping import BREAKPOINT
+from radixserve.server.messages.marks import marked
 from radixserve.server.messages.wire import (
     InputMessage,
     RedactedThinkingInput,
@@ -28,6 +30,7 @@ HINTS = {
     "document": "Send what it says in a text block.",
     "search_result": "Send what was found in a text block.",
 }
+EMPTY: dict[str, Any] = {"type": "text", "text": ""}
 ERROR = "Error: "
 """Before the result of a tool that failed; templates have no other place for that."""
 
@@ -61,8 +64,8 @@ class Chat:
         """Fields of blocks that have no effect."""
         self._names: dict[str, str] = {}
         """Of tools, by the ids of their calls."""
-        if texts := [text for text in self._system(system) if text]:
-            self.messages.append({"role": "system", "content": _parts(texts)})
+        if parts := [part for part in self._system(system) if part["text"]]:
+            self.messages.append(_message("system", parts))
         for role, turn in _turns(messages):
             self.continued = role == "assistant"
             if role == "assistant":
@@ -72,57 +75,55 @@ class Chat:
         if self.continued:
             self._check_beginning(len(messages) - 1)
 
-    def _system(self, system: str | list[dict[str, Any]] | None) -> Iterator[str]:
+    def _system(self, system: str | list[dict[str, Any]] | None) -> Iterator[dict[str, Any]]:
         for path, sent in _located("system", system or []):
-            text = self._text(path, sent, "system")
-            header = BILLING.match(text)
-            yield text[header.end() :] if header else text
+            part = self._text(path, sent, "system")
+            header = BILLING.match(part["text"])
+            yield {**part, "text": part["text"][header.end() :]} if header else part
 
     def _add_question(self, role: str, turn: list[Sent]) -> None:
         """A turn of the user, in which each result of a tool is a message of its own."""
-        texts: list[str] = []
+        parts: list[dict[str, Any]] = []
         told = False
         for path, sent in turn:
             block = self._read(path, sent, KINDS[role], "messages.content")
             if isinstance(block, TextInput):
-                texts.append(block.text)
+                parts.append(self._part(block))
             elif isinstance(block, ToolResultInput):
-                self._add_texts(role, texts)
-                texts, told = [], True
+                if parts:
+                    self.messages.append(_message(role, parts))
+                parts, told = [], True
                 self.messages.append(self._result(path, block))
-        if texts or not told:
-            self._add_texts(role, texts or [""])
-
-    def _add_texts(self, role: str, texts: list[str]) -> None:
-        if texts:
-            self.messages.append({"role": role, "content": _parts(texts)})
+        if parts or not told:
+            self.messages.append(_message(role, parts or [EMPTY]))
 
     def _result(self, path: str, block: ToolResultInput) -> dict[str, Any]:
         located = _located(f"{path}.content", block.content or [])
-        texts = [self._text(place, sent, "messages.content.content") for place, sent in located]
+        parts = [self._text(place, sent, "messages.content.content") for place, sent in located]
         if block.is_error:
-            texts[:1] = [ERROR + "".join(texts[:1])]
-        message = {
-            "role": "tool",
-            "tool_call_id": block.tool_use_id,
-            "content": _parts(texts or [""]),
-        }
+            parts = parts or [EMPTY]
+            parts[0] = {**parts[0], "text": ERROR + parts[0]["text"]}
+        message = _message("tool", parts or [EMPTY])
+        message["tool_call_id"] = block.tool_use_id
         if name := self._names.get(block.tool_use_id):
             message["name"] = name
-        return message
+        return marked(message, block.cache_control, self.ignored)
 
     def _add_answer(self, turn: list[Sent]) -> None:
         """A turn of the assistant, of which the model wrote the texts without a gap."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
+        control: Any = None
         for path, sent in turn:
             match self._read(path, sent, KINDS["assistant"], "messages.content"):
-                case TextInput(text=text):
+                case TextInput(text=text, cache_control=mark):
                     texts.append(text)
+                    control = mark or control
                 case ThinkingInput(thinking=thought):
                     thoughts.append(thought)
-                case ToolUseInput(id=id, name=name, input=arguments):
+                case ToolUseInput(id=id, name=name, input=arguments, cache_control=mark):
+                    control = mark or control
                     self._names[id] = name
                     function = {"name": name, "arguments": arguments}
                     calls.append({"id": id, "type": "function", "function": function})
@@ -133,7 +134,8 @@ class Chat:
             message["reasoning"] = "".join(thoughts)
         if calls:
             message["tool_calls"] = calls
-        self.messages.append(message)
+        # Within a turn that the model wrote in one go, a mark stands for the whole of it.
+        self.messages.append(marked(message, control, self.ignored))
 
     def _check_beginning(self, index: int) -> None:
         """Only text can be continued; without any the answer begins anew."""
@@ -148,10 +150,13 @@ class Chat:
             self.messages.pop()
             self.continued = False
 
-    def _text(self, path: str, sent: dict[str, Any], where: str) -> str:
+    def _text(self, path: str, sent: dict[str, Any], where: str) -> dict[str, Any]:
         block = self._read(path, sent, TEXT, where)
         assert isinstance(block, TextInput)
-        return block.text
+        return self._part(block)
+
+    def _part(self, block: TextInput) -> dict[str, Any]:
+        return marked({"type": "text", "text": block.text}, block.cache_control, self.ignored)
 
     def _read(self, path: str, sent: dict[str, Any], kinds: Kinds, where: str) -> msgspec.Struct:
         kind = sent.get("type")
@@ -200,11 +205,14 @@ def _located(path: str, content: str | list[dict[str, Any]]) -> list[Sent]:
     return [(f"{path}.{index}", block) for index, block in enumerate(content)]
 
 
-def _parts(texts: list[str]) -> str | list[dict[str, str]]:
-    """What a message says: how several texts are joined is the template's to know."""
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts]
+def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """A message that says ``parts``: how several are joined is the template's to know. A mark on
+    the only one stands on the message."""
+    if len(parts) > 1:
+        return {"role": role, "content": parts}
+    [part] = parts
+    marks = {BREAKPOINT: part[BREAKPOINT]} if BREAKPOINT in part else {}
+    return {"role": role, "content": part["text"], **marks}
 
 
 def _refused(path: str, kind: object, kinds: Kinds) -> ApiError:

@@ -14,6 +14,7 @@ from radixserve.server.dialect import Dialect
 from radixserve.server.errors import ApiError
 from radixserve.server.limits import Raws
 from radixserve.server.messages.blocks import Chat, converted, unknown
+from radixserve.server.messages.marks import marked
 from radixserve.server.messages.wire import (
     CountTokensRequest,
     DiagnosticsInput,
@@ -47,6 +48,10 @@ SAME = (
     "cache",
     "timeout",
     "explain",
+    "session_id",
+    "session_end",
+    "keep_for",
+    "prewarm",
 )
 """What both APIs call the same."""
 OWN_NAMES = [
@@ -59,6 +64,7 @@ OWN_NAMES = [
         (r"\bresponse_format\b", "output_config.format"),
         (r"\breasoning_effort\b", "output_config.effort"),
         (r"^stop\b(?! string)", "stop_sequences"),
+        (r"\bprompt_cache_breakpoint\b", "cache_control"),
     )
 ]
 """What the fields that a request is translated into are called in it."""
@@ -90,6 +96,8 @@ def asked(fields: CountTokensRequest, raws: Raws, dialect: Dialect) -> Asked:
         ApiError: 400, a field cannot be; it names it by the client's own path.
     """
     chat = Chat(fields.system, fields.messages)
+    if isinstance(fields, MessagesRequest) and chat.messages:
+        chat.messages[-1] = marked(chat.messages[-1], fields.cache_control, chat.ignored)
     ignored = [*sorted(chat.ignored), *_unknown(raws)]
     request = ChatRequest(
         model=fields.model,
@@ -104,8 +112,7 @@ def asked(fields: CountTokensRequest, raws: Raws, dialect: Dialect) -> Asked:
     if isinstance(fields, MessagesRequest):
         for name in SAME:
             setattr(request, name, getattr(fields, name))
-        # Whoever only wants to fill the cache gets one token computed, which nobody sees.
-        request.max_tokens = fields.max_tokens or 1
+        request.max_tokens = fields.max_tokens
         request.stop = fields.stop_sequences
     return Asked(request, ignored, effort)
 
@@ -145,7 +152,10 @@ def _tools(tools: list[dict[str, Any]], ignored: list[str]) -> list[dict[str, An
         function["parameters"] = tool.input_schema
         if tool.strict is not None:
             function["strict"] = tool.strict
-        functions.append({"type": "function", "function": function})
+        vain: set[str] = set()
+        whole = {"type": "function", "function": function}
+        functions.append(marked(whole, tool.cache_control, vain))
+        ignored += vain
     return functions or None
 
 

@@ -16,6 +16,7 @@ from radixserve.server.answer import headers_of
 from radixserve.server.conversation import check_messages, prepared, rendered
 from radixserve.server.errors import ApiError
 from radixserve.server.fields import canonical_header, ignored_header, triage
+from radixserve.server.keeping import keep_header, taken_out
 from radixserve.server.limits import decode, read_body
 from radixserve.server.messages.answer import MessageAnswer
 from radixserve.server.messages.errors import error_body
@@ -63,6 +64,7 @@ async def create_message(request: Request) -> Response:
         events = _events(answer.news(deltas))
         return EventStream(events, service.settings, headers, _framing(request))
     whole = await until_gone(request.receive, answer.whole(deltas))
+    headers |= keep_header(request.state.tally.kept())
     return Response(msgspec.json.encode(whole), headers=headers, media_type="application/json")
 
 
@@ -98,6 +100,7 @@ def _counted(service: Service, wanted: Asked) -> tuple[int, list[str], list[str]
     fields = wanted.chat
     with own_names():
         check_messages(fields.messages)
+        taken_out(fields)
         reading = service.dialect.reading(fields)
         template_kwargs, ignored = service.dialect.template_kwargs(fields)
         text, canonical = rendered(service, fields, reading, template_kwargs)

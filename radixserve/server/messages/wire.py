@@ -20,6 +20,8 @@ class InputMessage(msgspec.Struct, kw_only=True):
 class TextInput(msgspec.Struct, kw_only=True):
     type: str
     text: str
+    cache_control: Any = None
+    """Of all kinds of blocks: their end is marked, see ``radixserve.server.messages.marks``."""
 
 
 class ToolUseInput(msgspec.Struct, kw_only=True):
@@ -28,6 +30,7 @@ class ToolUseInput(msgspec.Struct, kw_only=True):
     name: str
     input: dict[str, Any]
     caller: Any = None
+    cache_control: Any = None
 
 
 class ToolResultInput(msgspec.Struct, kw_only=True):
@@ -35,6 +38,7 @@ class ToolResultInput(msgspec.Struct, kw_only=True):
     tool_use_id: str
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
+    cache_control: Any = None
 
 
 class ThinkingInput(msgspec.Struct, kw_only=True):
@@ -54,6 +58,7 @@ class ToolInput(msgspec.Struct, kw_only=True):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: Any = None
 
 
 class ToolChoiceInput(msgspec.Struct, kw_only=True):
@@ -100,6 +105,8 @@ class DiagnosticsInput(msgspec.Struct, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: int
     """0 fills the cache with the prompt and answers nothing."""
+    cache_control: Any = None
+    """The end of the last block is marked."""
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
@@ -115,6 +122,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     timeout: float | None = None
     explain: bool | None = None
     diagnostics: DiagnosticsInput | None = None
+    session_id: str | None = None
+    session_end: bool | None = None
+    keep_for: str | float | None = None
+    prewarm: bool | None = None
 
 
 class CountTokensResponse(msgspec.Struct):
@@ -163,6 +174,9 @@ class MessageUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     cache_creation: CacheCreation
+    kept_tokens: int | UnsetType = UNSET
+    """As in chat completions."""
+    keep: str | UnsetType = UNSET
     server_tool_use: None = None
     service_tier: Literal["standard"] = "standard"
     inference_geo: None = None

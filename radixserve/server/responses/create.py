@@ -14,6 +14,7 @@ from radixserve.errors import InvalidRequestError
 from radixserve.server.answer import headers_of
 from radixserve.server.errors import ApiError
 from radixserve.server.fields import canonical_header, ignored_header
+from radixserve.server.keeping import keep_header
 from radixserve.server.responses.fields import shown_format
 from radixserve.server.responses.live import Live
 from radixserve.server.responses.reading import Ready, read
@@ -48,6 +49,7 @@ async def create_response(request: Request) -> Response:
         raise ready.reworded(error) from error
     if turn.response.store:
         store.put(tenant, ready.id, Record.of(turn.response, ready.items))
+    headers |= keep_header(visit.tally.kept())
     return Response(turn.shown(), headers=headers, media_type="application/json")
 
 

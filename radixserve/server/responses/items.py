@@ -12,6 +12,7 @@ from typing import Any, assert_never
 import msgspec
 
 from radixserve.server.errors import ApiError, invalid_json
+from radixserve.server.keeping import BREAKPOINT
 from radixserve.server.responses.wire import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -165,9 +166,9 @@ class Script:
                 message = self._answer(path, new=isinstance(self._last, MessageItem))
                 message["content"] = message.get("content", "") + said
             case MessageItem(role="user", content=content):
-                self._begin(path, {"role": "user", "content": _content(content)})
+                self._begin(path, {"role": "user", **_content(content)})
             case MessageItem(content=content):
-                self._instruct(path, "\n".join(_text(part) for part in content))
+                self._instruct(path, content)
             case ReasoningItem(content=thoughts):
                 message = self._answer(path)
                 thought = "".join(each.text for each in thoughts or [])
@@ -179,8 +180,8 @@ class Script:
                 if call not in self._calls:
                     fault = f"{path}.call_id: there is no call {call[:100]!r} before its output"
                     raise invalid(f"{path}.call_id", fault)
-                shown = output if isinstance(output, str) else _content(output)
-                self._begin(path, {"role": "tool", "tool_call_id": call, "content": shown})
+                shown = _content([output] if isinstance(output, str) else output)
+                self._begin(path, {"role": "tool", "tool_call_id": call, **shown})
             case _:
                 assert_never(item)
 
@@ -195,12 +196,18 @@ class Script:
             return self.messages[-1]
         return self._begin(path, {"role": "assistant"})
 
-    def _instruct(self, path: str, text: str) -> None:
-        """Many templates take one message of the system, at the beginning; few know a developer."""
+    def _instruct(self, path: str, parts: Iterable[Part | str]) -> None:
+        """Many templates take one message of the system, at the beginning; few know a developer.
+        Whichever part of it is marked, the mark stands at its end."""
+        parts = list(parts)
+        text = "\n".join(_text(part) for part in parts)
+        marks = [mark for part in parts if (mark := _mark(part))]
+        marked = marks[-1] if marks else {}
         if len(self.messages) == 1 and self.messages[0]["role"] == "system":
             self.messages[0]["content"] += f"\n\n{text}"
+            self.messages[0].update(marked)
         else:
-            self._begin(path, {"role": "system", "content": text})
+            self._begin(path, {"role": "system", "content": text, **marked})
 
     def _call(self, path: str, item: FunctionCallItem) -> None:
         self._calls.add(item.call_id)
@@ -229,10 +236,20 @@ def _text(part: Part | str) -> str:
     return part.refusal if isinstance(part, Refusal) else part.text
 
 
-def _content(parts: Iterable[Part | str]) -> str | list[dict[str, str]]:
-    """One text as it is, several as parts: how they are joined is the template's to say."""
-    texts = [_text(part) for part in parts]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+def _mark(part: Part | str) -> dict[str, Any]:
+    """The mark on the end of ``part``, as it stands on a message or a part of it."""
+    mark = part.prompt_cache_breakpoint if isinstance(part, InputText) else None
+    return {} if mark is None else {BREAKPOINT: mark}
+
+
+def _content(parts: Iterable[Part | str]) -> dict[str, Any]:
+    """What a message says, with its marks: one text as it is, several as parts, since how they are
+    joined is the template's to say."""
+    said = [(_text(part), _mark(part)) for part in parts]
+    if len(said) == 1:
+        [(text, mark)] = said
+        return {"content": text, **mark}
+    return {"content": [{"type": "text", "text": text, **mark} for text, mark in said]}
 
 
 def _is_json(text: str) -> bool:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from radixserve.errors import ContextLengthError, InvalidRequestError
 from radixserve.server.conversation import Conversation, prepared
 from radixserve.server.errors import ApiError, to_api_error
-from radixserve.server.fields import triage
+from radixserve.server.fields import triage, unknown_options
 from radixserve.server.limits import decode, read_body
 from radixserve.server.responses.fields import RESPONSES_HINTS, RESPONSES_REFUSED, Asked
 from radixserve.server.responses.items import (
@@ -27,7 +27,7 @@ from radixserve.server.responses.items import (
 )
 from radixserve.server.responses.store import Record, Responses
 from radixserve.server.responses.truncation import moved, shorter
-from radixserve.server.responses.wire import Item, ResponsesRequest
+from radixserve.server.responses.wire import ComparedCacheOptions, Item, ResponsesRequest
 from radixserve.server.service import Service
 from radixserve.server.wire import ChatRequest, invalid
 
@@ -78,10 +78,12 @@ async def read(request: Request) -> Ready:
     body = await read_body(request, service.settings.body_limit)
     fields, raws = await decode(body, ResponsesRequest, service.large_bodies)
     ignored = triage(raws, ResponsesRequest, RESPONSES_REFUSED, RESPONSES_HINTS)
+    ignored += unknown_options(raws, ComparedCacheOptions)
     sent = _sent(fields)
     if not isinstance(sent, str) and fields.truncation != "auto":
         service.check_length(len(sent), "input", at_least=True)
-    compare = _compare(fields, ignored)
+    options = fields.prompt_cache_options
+    compare = None if options is None else options.comparison_response_id
     service.check_load()
     id = f"resp_{uuid.uuid4().hex}"
     past = store.chain(tenant, fields.previous_response_id)
@@ -102,22 +104,6 @@ def _shown(chat: ChatRequest) -> bytes:
     """The whole conversation as a body. O(its size)."""
     fields = {name: getattr(chat, name) for name in SHOWN}
     return msgspec.json.encode({name: each for name, each in fields.items() if each is not None})
-
-
-def _compare(fields: ResponsesRequest, ignored: list[str]) -> str | None:
-    """The response that the prompt is to be compared with; other options have no effect.
-
-    Raises:
-        ApiError: 400, its id is none.
-    """
-    options = fields.prompt_cache_options or {}
-    name = "comparison_response_id"
-    ignored += [f"prompt_cache_options.{each}" for each in options if each != name]
-    compare = options.get(name)
-    if not isinstance(compare, str | None):
-        path = f"prompt_cache_options.{name}"
-        raise invalid(path, f"{path} must be a string", "invalid_type")
-    return compare
 
 
 async def _prepared(

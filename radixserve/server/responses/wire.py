@@ -8,13 +8,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from radixserve.server.diagnostics import PromptCacheDiagnostics
-from radixserve.server.wire import CommonFields, Reuse
+from radixserve.server.wire import CommonFields, PromptCacheOptions, Reuse
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class InputText(msgspec.Struct, tag="input_text"):
+class InputText(msgspec.Struct, tag="input_text", omit_defaults=True):
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class OutputText(msgspec.Struct, tag="output_text"):
@@ -90,6 +91,11 @@ class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: str | None = None
 
 
+class ComparedCacheOptions(PromptCacheOptions, kw_only=True):
+    comparison_response_id: str | None = None
+    """Of a response to compare the prompt with."""
+
+
 class ResponsesRequest(CommonFields, kw_only=True):
     """OpenAI's fields, and those that chat completions take beside them."""
 
@@ -109,8 +115,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
     reasoning: dict[str, Any] | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    """Of which ``comparison_response_id`` is that of a response to compare the prompt with."""
+    prompt_cache_options: ComparedCacheOptions | None = None
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):

@@ -68,6 +68,12 @@ class Registry:
         """Whose key it is."""
         return None if self.roster is None else self.roster.holder(key)
 
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name; on an open server the only one has none."""
+        if self.roster is None:
+            return EVERYBODY if name == EVERYBODY.name else None
+        return self.tenants.get(name)
+
     def meter(self, tenant: Tenant) -> Meter:
         """What ``tenant`` has used."""
         meter = self._meters.get(tenant.name)

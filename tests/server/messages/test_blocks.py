@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from radixserve.server.errors import ApiError
+from radixserve.server.keeping import taken_out
 from radixserve.server.messages.blocks import Chat
 from radixserve.server.messages.wire import InputMessage
+from radixserve.server.wire import ChatRequest
 from radixserve.text.chat_template import ChatTemplate
 from tests.text.test_templates_of_tools import HERMES
 
@@ -132,12 +134,10 @@ def test_cache_control_is_no_part_of_the_prompt_wherever_it_stands():
         ("user", [{**RESULT, "content": "21"}]),
         system="Be kind.",
     )
+    assert marked.messages != bare.messages
+    taken_out(ChatRequest(messages=marked.messages))
     assert marked.messages == bare.messages
-    assert marked.ignored == {
-        "system.cache_control",
-        "messages.content.cache_control",
-        "messages.content.content.cache_control",
-    }
+    assert not marked.ignored
 
 
 @pytest.mark.parametrize("behind", ["", "\n\nBe kind."])

@@ -65,7 +65,7 @@ def test_a_prompt_that_fills_the_cache_is_found_by_the_next_one(tmp_path):
             empty = (await server.ask(PATH, max_tokens=0, **fields)).json()
             assert (empty["content"], empty["usage"]["cache_read_input_tokens"]) == ([], 0)
             usage = (await server.ask(PATH, max_tokens=4, **fields)).json()["usage"]
-            assert usage["cache_read_input_tokens"] == prompt_tokens(usage) - 1
+            assert usage["cache_read_input_tokens"] == prompt_tokens(empty["usage"]) > 0
             await server.settle()
 
     asyncio.run(scenario())

@@ -200,7 +200,6 @@ def test_what_has_no_effect_is_listed():
     with saying("Hello!") as (client, _):
         response = ask(
             client,
-            prompt_cache_key="k",
             service_tier="auto",
             include=["reasoning.encrypted_content"],
             text={"verbosity": "low"},
@@ -209,7 +208,6 @@ def test_what_has_no_effect_is_listed():
         )
     assert response.headers["x-radixserve-ignored"].split(", ") == [
         "include.reasoning.encrypted_content",
-        "prompt_cache_key",
         "reasoning.effort",
         "reasoning.summary",
         "service_tier",

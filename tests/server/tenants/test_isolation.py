@@ -46,6 +46,9 @@ NOT_GENERATING = {
     "/v1/cache/lookup",
     "/v1/messages/count_tokens",
     f"{RESPONSES}/input_tokens",
+    "/v1/cache/prewarm",
+    "/v1/cache/prefixes/{prefix}",
+    "/v1/cache/prefixes/{prefix}/prewarm",
 }
 
 
@@ -122,6 +125,27 @@ def test_what_one_tenant_has_warmed_is_cold_for_another(tmp_path, path: str, str
             assert after.computed_tokens - before.computed_tokens >= prompt
             for name in ("alice", "bob"):
                 assert await ask(server, name, path, stream=stream) == prompt - 1
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_one_tenant_has_had_computed_before_it_came_is_cold_for_another(tmp_path, named: bool):
+    async def scenario() -> None:
+        async with shared(tmp_path) as server:
+            method, path = "POST", "/v1/cache/prewarm"
+            if named:
+                method, path = "PUT", "/v1/cache/prefixes/house"
+            warmed = {"messages": [{"role": "user", "content": LONG}], "session_id": "s"}
+            for name in ("alice", "bob"):
+                found = await server.client.request(method, path, json=warmed, headers=bearer(name))
+                assert found.json()["cached_tokens"] == 0
+            session = "prefix:house" if named else "s"
+            ending = f"/v1/cache/sessions/{session}"
+            assert (await server.client.delete(ending, headers=bearer("alice"))).status_code == 200
+            assert (await server.client.delete(ending, headers=bearer("alice"))).status_code == 404
+            assert (await server.client.delete(ending, headers=bearer("bob"))).status_code == 200
             await server.settle()
 
     asyncio.run(scenario())

@@ -1,0 +1,173 @@
+"""Keeping prefixes for a time: a rank in the eviction order, within a budget, and never a pin.
+
+::
+
+    tokens  0 ... system prompt ]...... conversation ]...... answer ....
+    kept    [ for an hour       ][ for five minutes  ][ by age alone ]
+
+A node's ``kept`` is a term (see ``radixserve.cache.terms``), 0, or ``DONE``.
+Going up it never falls, since what is above a kept prefix is part of it. Nobody watches the clock:
+what has run out is found to have, once somebody looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from radixserve.cache.node import Node, Root, upper
+from radixserve.cache.terms import DONE, Kept, Mark, again, end_of, term
+from radixserve.tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from radixserve.cache.lease import Lease
+    from radixserve.cache.tree import RadixTree
+
+
+def keep_marks(tree: RadixTree, lease: Lease, marks: Iterable[Mark], now: int) -> Kept | None:
+    """Keep what ``lease``, which is about to be released, has published, up to each mark.
+
+    A mark is exact: the block that holds its last token is kept, the one after it is not. What the
+    budget has no room for is kept as far as it has, from the front. None where nothing is asked.
+    O(edges + length of keys that are split), for each mark.
+    """
+    asked = kept = 0
+    everything = True
+    for mark in sorted(marks, key=lambda each: (each.tokens is None, each.tokens or 0)):
+        tokens = lease.computed if mark.tokens is None else mark.tokens
+        got = 0 if lease.private else _keep(tree, lease, tokens, term(now, mark.seconds), now)
+        asked, kept, everything = asked + 1, max(kept, got), everything and got >= tokens
+    if not asked:
+        return None
+    return Kept("granted" if everything else "partial" if kept else "refused", kept)
+
+
+def _keep(tree: RadixTree, lease: Lease, tokens: int, kept: int, now: int) -> int:
+    """Keep the first ``tokens`` tokens, and return how many of them are."""
+    size = tree.page_size
+    tokens = min(tokens, lease.computed)
+    open_block = tokens > lease.published and lease.sole_open_block
+    end = min(-(-tokens // size) * size, lease.published)
+    at = node_at(tree, lease.anchor, end) if end else None
+    account, missing = lease.account, int(open_block)
+    if at is not None and at.account is account:  # what is public is kept at nobody's cost
+        missing += _not_kept(at, now)
+    short = missing - max(0, account.quota.keep - account.kept.total(now))
+    if short > 0:
+        end -= (short - open_block) * size
+        open_block = False
+        whole, at = at, node_at(tree, lease.anchor, end) if end else None
+        if whole is not None:
+            tree.join(whole)
+    if at is not None:
+        raise_to(tree, at, kept)
+    if open_block:
+        lease.open_kept = max(lease.open_kept, kept)
+    return tokens if open_block else min(tokens, end)
+
+
+def node_at(tree: RadixTree, node: Node, end: int) -> Node:
+    """The node on the path to ``node`` that ends at token ``end``, where blocks meet."""
+    while (above := upper(node)) is not None and above.end >= end:
+        node = above
+    beyond = (node.end - end) * TOKEN_BYTES
+    return node if beyond <= 0 else tree.split(node, len(node.key) - beyond)
+
+
+def _not_kept(node: Node, now: int) -> int:
+    """Pages of ``node``, and of what is above it on the same account, that are not kept."""
+    pages = 0
+    at: Node | None = node
+    while at is not None and end_of(at.kept) <= now:
+        pages += len(at.pages)
+        at = at.parent
+    return pages
+
+
+def raise_to(tree: RadixTree, node: Node, kept: int) -> None:
+    """``node``, which is pinned, and what is above it are kept at least as ``kept`` says.
+    O(nodes that are kept for longer now)."""
+    at: Node | None = node
+    while at is not None and at.parent is not None and at.kept < kept:
+        above = at.parent
+        _set(at, kept)
+        tree.join(at)
+        at = above
+    if at is not None:
+        tree.join(at)
+
+
+def refresh(tree: RadixTree, node: Node, now: int) -> None:
+    """The path to ``node``, which is pinned, is used: what of it is kept is so from now on, and
+    what nobody would come back for has been come back for. What was kept for too long says so
+    until it goes, as what is below it may. O(edges)."""
+    least = 0
+    at: Node | None = node
+    while at is not None:
+        above = upper(at)
+        if at.kept == DONE:
+            _set(at, 0)
+        elif end_of(at.kept) > now:
+            least = max(least, again(at.kept, now))
+            _set(at, least)
+        if isinstance(at, Root):
+            least = 0  # nobody's time goes on into what is public
+        else:
+            tree.join(at)
+        at = above
+
+
+def keep_first_block(tree: RadixTree, leaf: Node, kept: int) -> None:
+    """Keep the first block of the unpinned ``leaf``. O(length of its key)."""
+    tree.pin(leaf)
+    first = leaf.end - len(leaf.key) // TOKEN_BYTES + tree.page_size
+    raise_to(tree, leaf if leaf.end <= first else node_at(tree, leaf, first), kept)
+    tree.unpin(leaf, now=0)
+
+
+def let_go(tree: RadixTree, end: Node, shared: int) -> int:
+    """Nobody comes back for the path to ``end``: what of it nobody else holds or continues goes
+    before all else. Returns how many pages that are. O(edges).
+
+    Neither do the first ``shared`` tokens, which were there before, nor what is kept for longer
+    than the end of the path is: others come back for that.
+    """
+    pages = kept = 0
+    shared -= shared % tree.page_size
+    seam = node_at(tree, end, shared) if shared else None
+    at: Node | None = end
+    while at is not None and at.parent is not None and at.attached and not at.pins:
+        others = any(child.kept != DONE for child in at.children or ())
+        kept = kept or at.kept
+        if others or at.end <= shared or at.kept > kept:
+            break
+        above = at.parent
+        if at.children is None:
+            at.account.order.remove(at)
+        pages += len(at.pages)
+        _set(at, DONE)
+        if at.children is None:
+            at.account.order.add(at)
+        tree.join(at)
+        at = above
+    if seam is not None:
+        tree.join(seam)
+    return pages
+
+
+def forget(node: Node) -> None:
+    """``node`` is cut off: whatever was said of it is over. O(log terms + its sessions)."""
+    _set(node, 0)
+    move_sessions(node, None)
+
+
+def move_sessions(node: Node, above: Node | None) -> None:
+    """``node`` is gone: what ended there ends at ``above``, or nowhere. O(its sessions)."""
+    if node.account.sessions is not None:
+        node.account.sessions.move(node, above)
+
+
+def _set(node: Node, kept: int) -> None:
+    if kept != node.kept:
+        node.account.kept.move(len(node.pages), node.kept, kept)
+        node.kept = kept

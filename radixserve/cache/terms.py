@@ -1,0 +1,103 @@
+"""For how long a prefix is kept, and how many pages are.
+
+A *term* is one integer: until when, in whole seconds of the engine's clock, and for how many
+seconds at a time. Of two terms the greater ends later; 0 is none.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Literal
+
+import msgspec
+
+LONGEST = 86_400
+"""Seconds that anything may be kept at a time."""
+DONE = -1
+"""In place of a term: nobody will come back for it, so that it goes before all else."""
+_BITS = 17
+_SECONDS = (1 << _BITS) - 1
+
+
+def term(now: int, seconds: int) -> int:
+    """From ``now`` on for so many seconds; what ends later is the greater. O(1)."""
+    return (now + seconds) << _BITS | seconds
+
+
+def again(kept: int, now: int) -> int:
+    """The same time once more, from ``now`` on. O(1)."""
+    return term(now, kept & _SECONDS)
+
+
+def end_of(kept: int) -> int:
+    """When that is over, in seconds of the engine's clock. O(1)."""
+    return kept >> _BITS
+
+
+class KeptPages:
+    """How many pages of one account are kept until when."""
+
+    __slots__ = ("_ends", "_pages", "_total")
+
+    def __init__(self) -> None:
+        self._pages: dict[int, int] = {}
+        self._ends: list[int] = []
+        """A heap of the keys."""
+        self._total = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._pages)
+
+    def move(self, pages: int, old: int, new: int) -> None:
+        """So many pages that were kept as ``old`` says are kept as ``new`` does. O(log terms)."""
+        end = end_of(old)
+        if old > 0 and end in self._pages:  # what is over is not counted any more
+            self._pages[end] -= pages
+            self._total -= pages
+        if new > 0:
+            end = end_of(new)
+            if end not in self._pages:
+                self._pages[end] = 0
+                heappush(self._ends, end)
+            self._pages[end] += pages
+            self._total += pages
+
+    def total(self, now: int) -> int:
+        """Pages that are kept. O(log terms) for each that is over."""
+        while self._ends and self._ends[0] <= now:
+            self._total -= self._pages.pop(heappop(self._ends))
+        return self._total
+
+    def by_end(self) -> dict[int, int]:
+        """Pages by when they are kept no longer. O(terms)."""
+        return {end: pages for end, pages in self._pages.items() if pages}
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A place in a sequence up to which it is to be kept."""
+
+    tokens: int | None
+    """From the first token on; None is all, the answer too."""
+    seconds: int
+    """1 to ``LONGEST``, from the end of the request on, and again from each hit."""
+
+
+class Keeping(msgspec.Struct, frozen=True, array_like=True):
+    """What a request says of what it leaves in the cache."""
+
+    marks: tuple[Mark, ...] = ()
+    session: str = ""
+    """The name of the conversation that it is a turn of; empty for none."""
+    last: bool = False
+    """Whether that ends with it."""
+
+    def __bool__(self) -> bool:
+        return bool(self.marks or self.session)
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What became of a request's marks."""
+
+    status: Literal["granted", "partial", "refused"]
+    tokens: int
+    """Tokens that are kept now, from the first one on."""

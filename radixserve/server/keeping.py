@@ -1,0 +1,211 @@
+"""What a request says of how long its prefixes are to be kept, and what became of that.
+
+A place is marked on a message, on a part of its content or on a tool, in OpenAI's words; those of
+Anthropic's API are put into these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from starlette.datastructures import Headers
+
+from radixserve.cache.terms import LONGEST, Keeping, Kept, Mark
+from radixserve.server.wire import ChatRequest, CommonFields, invalid
+from radixserve.text.marked import Spot
+from radixserve.tokens import count
+
+HEADER = "x-radixserve-keep"
+BREAKPOINT = "prompt_cache_breakpoint"
+MOST = 4
+"""Places that a request may mark; of more the last ones count."""
+DEFAULT_TTL = "30m"
+RETENTION = {"in_memory": None, "24h": LONGEST}
+LONGEST_SESSION = 256
+"""Bytes of UTF-8."""
+SESSION_HEADERS = (
+    "x-session-id",
+    "session-id",
+    "x-claude-code-session-id",
+    "x-dynamo-session-id",
+)
+AGENT_HEADER = "x-claude-code-agent-id"
+"""Agents of one session each have a conversation of their own."""
+FINAL_HEADER = "x-dynamo-session-final"
+
+DURATION = re.compile(r"(\d{1,9})([smh])")
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The places that a request marks, in the order in which they are rendered, each with the
+    seconds for which it is kept; and what it says besides."""
+
+    spots: list[tuple[Spot, int]]
+    keeping: Keeping
+    """With what needs no place in the prompt."""
+    ignored: list[str]
+
+    def at(self, places: Sequence[int]) -> Keeping | None:
+        """What the engine is asked, where the spots end after so many tokens of the prompt each;
+        None if nothing."""
+        marks = [
+            Mark(tokens, seconds)
+            for tokens, (_, seconds) in zip(places, self.spots, strict=True)
+            if tokens
+        ]
+        return replace(self.keeping, marks=(*marks, *self.keeping.marks)) or None
+
+
+def seconds_of(value: str | float, param: str) -> int:
+    """A time to live in whole seconds, rounded up: a number of them, or ``30m``, ``12h``, ``90s``.
+
+    Raises:
+        ApiError: 400, it is none, or not from 1 second to a day.
+    """
+    seconds: float = -1.0
+    if isinstance(value, str):
+        found = DURATION.fullmatch(value)
+        if found is not None:
+            seconds = int(found[1]) * SECONDS[found[2]]
+    else:
+        seconds = value
+    if not 0 < seconds <= LONGEST:
+        raise invalid(
+            param,
+            f"{param} must be a time from 1s to 24h, as a number of seconds or as 90s, 30m or 12h: "
+            "nothing is kept for ever",
+        )
+    return -int(-seconds // 1)
+
+
+def read_marks(fields: ChatRequest, headers: Headers) -> Marked:
+    """What ``fields`` and ``headers`` say; the marks are taken out of messages and tools.
+
+    Raises:
+        ApiError: 400, a time cannot be, or a session's name.
+    """
+    usual, implicit = usual_times(fields)
+    spots = [
+        (spot, usual if ttl is None else seconds_of(ttl, f"{path}.ttl"))
+        for spot, path, ttl in taken_out(fields)
+    ]
+    keeping, ignored = said_besides(fields, headers)
+    most = MOST if implicit is None else MOST - 1
+    if len(spots) > most:
+        spots = spots[len(spots) - most :]
+        ignored.append(BREAKPOINT)
+    if implicit is not None and fields.messages:
+        spots.append((Spot(message=len(fields.messages) - 1), implicit))
+    return Marked(spots, keeping, ignored)
+
+
+def usual_times(fields: CommonFields) -> tuple[int, int | None]:
+    """Seconds for which marks are kept that say nothing of it, and those for which the end of what
+    the client has sent is, if it is marked without a word.
+
+    Raises:
+        ApiError: 400, a time cannot be.
+    """
+    options, retention = fields.prompt_cache_options, fields.prompt_cache_retention
+    if options is not None:
+        ttl = DEFAULT_TTL if options.ttl is None else options.ttl
+        usual = seconds_of(ttl, "prompt_cache_options.ttl")
+        return usual, None if options.mode == "explicit" else usual
+    if retention is not None and retention not in RETENTION:
+        message = f"prompt_cache_retention must be {' or '.join(RETENTION)}"
+        raise invalid("prompt_cache_retention", message)
+    return seconds_of(DEFAULT_TTL, "ttl"), RETENTION.get(retention or "")
+
+
+def said_besides(fields: CommonFields, headers: Headers) -> tuple[Keeping, list[str]]:
+    """What is said of a request as a whole, and of the session that it belongs to.
+
+    Raises:
+        ApiError: 400, a time cannot be, or a session's name.
+    """
+    last = bool(fields.session_end) or headers.get(FINAL_HEADER, "").lower() in ("1", "true")
+    session, ignored = _session(fields, headers)
+    if last and not session:
+        raise invalid("session_end", "session_end needs session_id, or a header that names it")
+    marks: tuple[Mark, ...] = ()
+    if fields.keep_for is not None:
+        marks = (Mark(None, seconds_of(fields.keep_for, "keep_for")),)
+    return Keeping(marks, session, last), ignored
+
+
+def _session(fields: CommonFields, headers: Headers) -> tuple[str, list[str]]:
+    """The session's name, empty if it has none; and the header that cannot name one."""
+    for param in ("session_id", "prompt_cache_key"):
+        if (name := getattr(fields, param)) is not None:
+            check_session(name, param)
+            return name, []
+        for header in SESSION_HEADERS if param == "session_id" else ():
+            if name := headers.get(header):
+                agent = headers.get(AGENT_HEADER)
+                name = name if agent is None else f"{name}/{agent}"
+                fits = len(name.encode()) <= LONGEST_SESSION
+                return (name, []) if fits else ("", [header])
+    return "", []
+
+
+def with_end(keeping: Keeping | None, fields: CommonFields, prompt: bytes) -> Keeping | None:
+    """``keeping``, and the end of ``prompt`` if that is marked without a word.
+
+    Raises:
+        ApiError: 400, a time cannot be.
+    """
+    _, implicit = usual_times(fields)
+    if implicit is None:
+        return keeping
+    keeping = keeping or Keeping()
+    return replace(keeping, marks=(Mark(count(prompt), implicit), *keeping.marks))
+
+
+def check_session(name: str, param: str) -> None:
+    """Raises ApiError: 400, no session can have this name."""
+    if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= LONGEST_SESSION:
+        raise invalid(param, f"{param} must have 1 to {LONGEST_SESSION} bytes")
+
+
+def keep_header(kept: Kept | None) -> dict[str, str]:
+    """The header that says what became of what was to be kept; none where nothing was."""
+    return {} if kept is None else {HEADER: f"{kept.status}; tokens={kept.tokens}"}
+
+
+def taken_out(fields: ChatRequest) -> list[tuple[Spot, str, str | float | None]]:
+    """The marked places with their paths and times, in order; afterwards nothing is marked."""
+    found: list[tuple[Spot, str, str | float | None]] = []
+    for index, tool in enumerate(fields.tools or ()):
+        if isinstance(tool, dict) and BREAKPOINT in tool:
+            path = f"tools.{index}.{BREAKPOINT}"
+            found.append((Spot(tool=index), path, _ttl(tool.pop(BREAKPOINT), path)))
+    for index, message in enumerate(fields.messages):
+        content = message.get("content")
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and part.get(BREAKPOINT) is not None:
+                path = f"messages.{index}.content.{place}.{BREAKPOINT}"
+                ttl = _ttl(part.pop(BREAKPOINT), path)
+                found.append((Spot(message=index, part=place), path, ttl))
+        if message.get(BREAKPOINT) is not None:
+            path = f"messages.{index}.{BREAKPOINT}"
+            found.append((Spot(message=index), path, _ttl(message.pop(BREAKPOINT), path)))
+    return found
+
+
+def _ttl(mark: object, path: str) -> str | float | None:
+    """How long a mark says that its place is kept, if it does.
+
+    Raises:
+        ApiError: 400, it is no mark.
+    """
+    if not isinstance(mark, Mapping):
+        raise invalid(path, f"{path} must be an object", "invalid_type")
+    ttl = mark.get("ttl")
+    if isinstance(ttl, bool) or not isinstance(ttl, str | int | float | None):
+        raise invalid(f"{path}.ttl", f"{path}.ttl must be a string", "invalid_type")
+    return ttl

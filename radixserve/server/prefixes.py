@@ -1,0 +1,235 @@
+"""``/v1/cache/prefixes``: what chats begin with, computed and kept under a name.
+
+Those of a file are there from the server's start on. Unlike a public prefix a named one is its
+tenant's alone; nobody has to say its name to find it cached.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.cache.namespace import of_tenant
+from radixserve.errors import ConfigError, RadixServeError
+from radixserve.server.errors import AnswerError, ApiError
+from radixserve.server.fields import triage
+from radixserve.server.limits import decode, read_body
+from radixserve.server.parameters import check_model, narrowed
+from radixserve.server.prewarm import Prewarmed, PrewarmRequest, warmed
+from radixserve.server.service import Service, until_gone
+from radixserve.server.tally import Tally
+from radixserve.server.tenants.visit import Visit
+from radixserve.server.wire import invalid
+from radixserve.tenants.file import EVERYBODY, NAME
+
+log = logging.getLogger(__name__)
+
+LARGEST_FILE = 2**26
+"""Bytes."""
+MOST_OF_A_TENANT = 64
+TTL = "24h"
+"""Unless the prefix says; each hit begins it anew."""
+SESSION = "prefix:"
+"""Before its name: what it keeps is let go of as what a session does."""
+
+
+class FilePrefix(PrewarmRequest, kw_only=True, forbid_unknown_fields=True):
+    """One prefix of a file, by its name."""
+
+    tenant: str = EVERYBODY.name
+    """Whose it is; nobody's in particular on an open server."""
+
+
+class PrefixObject(Prewarmed, kw_only=True):
+    """As of when it was computed last."""
+
+    object: str = "prefix"
+    name: str
+    created_at: int
+
+
+class PrefixList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[PrefixObject]
+
+
+class Prefixes:
+    """Those that have been named, by tenant and name, for as long as the server runs."""
+
+    def __init__(self, declared: Mapping[str, FilePrefix] | None = None):
+        self.declared = dict(declared or {})
+        """Those that are to be there from the start."""
+        self._known: dict[tuple[str, str], tuple[PrewarmRequest, PrefixObject]] = {}
+
+    def put(self, tenant: str, fields: PrewarmRequest, shown: PrefixObject) -> None:
+        """In place of the tenant's one of that name."""
+        self._known[tenant, shown.name] = fields, shown
+
+    def get(self, tenant: str, name: str) -> PrewarmRequest:
+        """What it was made of.
+
+        Raises:
+            ApiError: 404, the tenant has no such prefix.
+        """
+        if (tenant, name) not in self._known:
+            raise ApiError(
+                status=404,
+                message=f"You have no prefix {name[:64]!r}: name one with PUT "
+                "/v1/cache/prefixes/NAME.",
+                param="prefix",
+                code="prefix_not_found",
+            )
+        return self._known[tenant, name][0]
+
+    def remove(self, tenant: str, name: str) -> None:
+        self._known.pop((tenant, name), None)
+
+    def of(self, tenant: str) -> list[PrefixObject]:
+        """In the order in which they were named first."""
+        return [shown for (owner, _), (_, shown) in self._known.items() if owner == tenant]
+
+    def forget(self, tenant: str) -> None:
+        """Everything of one tenant."""
+        for owner, name in list(self._known):
+            if owner == tenant:
+                del self._known[owner, name]
+
+    def check_room(self, tenant: str, name: str) -> None:
+        """Raises ApiError: 400, the tenant has as many as it may."""
+        if (tenant, name) not in self._known and len(self.of(tenant)) >= MOST_OF_A_TENANT:
+            raise ApiError(
+                status=400,
+                message=f"A tenant may have {MOST_OF_A_TENANT} named prefixes: let go of one with "
+                "DELETE /v1/cache/prefixes/NAME.",
+                code="too_many_prefixes",
+            )
+
+
+def read_prefixes(path: Path) -> dict[str, FilePrefix]:
+    """The prefixes of a file: a JSON object of requests to prewarm, by their names.
+
+    Raises:
+        ConfigError: it cannot be read, or is wrong; the message says where.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise ConfigError(f"{path} is larger than {LARGEST_FILE} bytes.")
+        found = msgspec.json.decode(data, type=dict[str, FilePrefix])
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no file of named prefixes: {error}.") from error
+    for name, fields in found.items():
+        try:
+            check_name(name)
+            fields.chat()
+        except ApiError as error:
+            raise ConfigError(f"{path}, {name[:64]}: {error.message}") from error
+    return found
+
+
+def check_name(name: str) -> None:
+    """Raises ApiError: 400, no prefix can have this name."""
+    if not NAME.fullmatch(name):
+        message = "The name must have 1 to 64 letters, digits, or any of _ . - and begin with one "
+        raise invalid("prefix", message + "of the first two")
+
+
+async def put_prefix(request: Request) -> Response:
+    """Compute what these chats begin with and keep it under a name, in place of what had it."""
+    service: Service = request.app.state.service
+    name = request.path_params["prefix"]
+    check_name(name)
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, PrewarmRequest, service.large_bodies)
+    ignored = triage(raws, PrewarmRequest, {})
+    check_model(fields.model, service.frontend.card)
+    return await _warm(request, name, fields, ignored)
+
+
+async def warm_prefix(request: Request) -> Response:
+    """Compute it again, as far as it is not cached any more, and keep it anew."""
+    prefixes: Prefixes = request.app.state.prefixes
+    name = request.path_params["prefix"]
+    return await _warm(request, name, prefixes.get(request.state.visit.tenant.name, name), [])
+
+
+async def list_named(request: Request) -> Response:
+    """Those of the tenant that asks."""
+    prefixes: Prefixes = request.app.state.prefixes
+    found = PrefixList(data=prefixes.of(request.state.visit.tenant.name))
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+async def drop_prefix(request: Request) -> Response:
+    """Nobody calls it so any more, and what it alone has cached goes before all else."""
+    service: Service = request.app.state.service
+    prefixes: Prefixes = request.app.state.prefixes
+    tenant, name = request.state.visit.tenant.name, request.path_params["prefix"]
+    fields = prefixes.get(tenant, name)
+    prefixes.remove(tenant, name)
+    namespace = of_tenant(tenant or None, narrowed(fields.cache_salt, fields.extra_key))
+    pages = await service.frontend.end_session(tenant, namespace, SESSION + name)
+    shown = {"name": name, "object": "prefix", "deleted": True, "released_pages": pages or 0}
+    return Response(msgspec.json.encode(shown), media_type="application/json")
+
+
+async def warm_declared(service: Service, prefixes: Prefixes) -> None:
+    """Compute those that are to be there from the start, one after the other. Each that cannot be
+    is logged, and the others go on."""
+    for name, fields in prefixes.declared.items():
+        tenant = service.tenants.named(fields.tenant)
+        if tenant is None:
+            log.error("prefix %s: there is no tenant %r", name, fields.tenant)
+            continue
+        visit = Visit(tenant, service.tenants.meter(tenant), Tally())
+        try:
+            shown, _ = await _computed(service, visit, name, fields, Headers())
+        except (ApiError, AnswerError, RadixServeError) as error:
+            log.error("prefix %s: %s", name, error)
+        else:
+            prefixes.put(tenant.name, fields, shown)
+            log.info("prefix %s: %d tokens, %s", name, shown.tokens, shown.keep)
+        finally:
+            visit.leave()
+
+
+async def _warm(
+    request: Request, name: str, fields: PrewarmRequest, ignored: list[str]
+) -> Response:
+    service: Service = request.app.state.service
+    prefixes: Prefixes = request.app.state.prefixes
+    visit: Visit = request.state.visit
+    prefixes.check_room(visit.tenant.name, name)
+    work = _computed(service, visit, name, fields, request.headers, ignored)
+    shown, headers = await until_gone(request.receive, work)
+    prefixes.put(visit.tenant.name, fields, shown)
+    return Response(msgspec.json.encode(shown), headers=headers, media_type="application/json")
+
+
+async def _computed(
+    service: Service,
+    visit: Visit,
+    name: str,
+    fields: PrewarmRequest,
+    headers: Headers,
+    ignored: Sequence[str] = (),
+) -> tuple[PrefixObject, dict[str, str]]:
+    """As it is shown from now on, and the headers of an answer that shows it."""
+    wanted = replace(
+        fields, session_id=SESSION + name, ttl=TTL if fields.ttl is None else fields.ttl
+    )
+    done, said = await warmed(service, visit, wanted, headers, ignored)
+    counts = msgspec.structs.asdict(done)
+    del counts["object"]
+    return PrefixObject(name=name, created_at=int(time.time()), **counts), said

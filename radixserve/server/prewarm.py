@@ -1,0 +1,182 @@
+"""``POST /v1/cache/prewarm``: compute what chats begin with before anybody waits for them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixserve.cache.terms import Keeping, Mark
+from radixserve.engine.frontend import TextRequest
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.server.answer import headers_of
+from radixserve.server.conversation import check_messages
+from radixserve.server.fields import triage
+from radixserve.server.keeping import keep_header, seconds_of, taken_out
+from radixserve.server.limits import decode, read_body
+from radixserve.server.parameters import check_model, text_request
+from radixserve.server.service import Service, until_gone
+from radixserve.server.tenants.visit import Visit
+from radixserve.server.wire import CacheFields, ChatRequest, Reuse, invalid
+from radixserve.text.public_prefix import public_prefix
+
+
+class PrewarmRequest(msgspec.Struct, kw_only=True):
+    """What the chats to come begin with, as in a request for one."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    ttl: str | float | None = None
+    """How long it is to be kept; None is as long as there is room for it."""
+    session_id: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    cache: CacheFields | None = None
+    timeout: float | None = None
+    explain: bool | None = None
+
+    def chat(self) -> ChatRequest:
+        """The same as a chat.
+
+        Raises:
+            ApiError: 400, there is nothing in it.
+        """
+        chat = ChatRequest(
+            messages=self.messages or [],
+            tools=self.tools or None,
+            chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning_effort,
+            session_id=self.session_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            extra_key=self.extra_key,
+            cache=self.cache,
+            timeout=self.timeout,
+        )
+        if not (chat.messages or chat.tools):
+            raise invalid("messages", "Send messages, tools or both: what chats begin with")
+        if chat.messages:
+            check_messages(chat.messages)
+        taken_out(chat)
+        return chat
+
+
+class Prewarmed(msgspec.Struct, kw_only=True):
+    """In tokens. What is shared are ``tokens``, of which so many were cached before."""
+
+    id: str
+    """By which ``GET /v1/cache/requests/{id}`` explains it."""
+    object: str = "cache.prewarm"
+    tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    kept_tokens: int | None = None
+    """None where nothing was to be kept."""
+    keep: str | None = None
+    radixserve: Reuse | UnsetType = UNSET
+    """Where ``explain`` asks for it."""
+
+
+async def prewarm(request: Request) -> Response:
+    """Computes what all chats have in common that begin with these messages and tools: no prompt to
+    generate, and nothing that what follows might change."""
+    service: Service = request.app.state.service
+    visit: Visit = request.state.visit
+    body = await read_body(request, service.settings.body_limit)
+    fields, raws = await decode(body, PrewarmRequest, service.large_bodies)
+    ignored = triage(raws, PrewarmRequest, {})
+    check_model(fields.model, service.frontend.card)
+    work = warmed(service, visit, fields, request.headers, ignored)
+    done, headers = await until_gone(request.receive, work)
+    return Response(msgspec.json.encode(done), headers=headers, media_type="application/json")
+
+
+async def warmed(
+    service: Service,
+    visit: Visit,
+    fields: PrewarmRequest,
+    headers: Headers,
+    ignored: Sequence[str] = (),
+) -> tuple[Prewarmed, dict[str, str]]:
+    """What it came to, once it is computed, and the headers of an answer that says so.
+
+    Args:
+        headers: Of the request.
+        ignored: Fields of it that are known to have no effect.
+
+    Raises:
+        ApiError: 400, a field cannot be.
+        InvalidRequestError: what the template refuses.
+        ContextLengthError: it is too long.
+        OverloadedError: too many wait already.
+        RadixServeError, AnswerError: it could not be computed.
+    """
+    asked, without_effect, canonical = await _asked(service, fields, headers)
+    visit.tally.explain = bool(fields.explain)
+    async with aclosing(service.answers([asked], visit)) as deltas:
+        async for _ in deltas:
+            pass
+    usage, kept = visit.tally.usage(), visit.tally.kept()
+    cached = usage.prompt_tokens_details.cached_tokens
+    done = Prewarmed(
+        id=asked.id,
+        tokens=usage.prompt_tokens,
+        cached_tokens=cached,
+        computed_tokens=usage.prompt_tokens - cached,
+        kept_tokens=None if kept is None else kept.tokens,
+        keep=None if kept is None else kept.status,
+        radixserve=usage.radixserve,
+    )
+    said = headers_of(service, asked, [*ignored, *without_effect], canonical)
+    return done, said | keep_header(kept)
+
+
+async def _asked(
+    service: Service, fields: PrewarmRequest, headers: Headers
+) -> tuple[TextRequest, list[str], list[str]]:
+    """What the engine is asked, which generates nothing; the fields without effect, and the
+    canonical forms that changed what chats begin with, as they will change these."""
+    chat = fields.chat()
+    seconds = None if fields.ttl is None else seconds_of(fields.ttl, "ttl")
+    draft = text_request(
+        chat,
+        headers,
+        f"warm-{uuid.uuid4().hex}",
+        sampling=SamplingParams(max_tokens=0, temperature=0.0),
+        continuation=False,
+        most=service.frontend.most,
+    )
+    reading = service.dialect.reading(chat)
+    messages, tools, canonical = service.canonical.applied(chat.messages, reading.tools)
+    template_kwargs, ignored = service.dialect.template_kwargs(chat)
+    service.check_load()
+    work = partial(
+        public_prefix,
+        service.frontend.tokenizer,
+        messages,
+        tools=tools,
+        template_kwargs=template_kwargs,
+        limit=service.frontend.card.longest,
+    )
+    tokens = await service.text_work(work)
+    if not tokens:
+        param = "messages" if chat.messages else "tools"
+        message = f"{param}: chats that begin so have no token in common with this template"
+        raise invalid(param, message)
+    keeping = draft.keeping or Keeping()
+    if seconds is not None:
+        keeping = replace(keeping, marks=(Mark(None, seconds),))
+    return replace(draft, prompt=tokens, keeping=keeping or None), ignored, canonical

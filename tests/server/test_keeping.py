@@ -1,0 +1,398 @@
+"""What requests say of how long their prefixes are to be kept."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+from starlette.testclient import TestClient
+
+from radixserve.cache.terms import Keeping, Mark
+from radixserve.server.keeping import (
+    HEADER,
+    LONGEST_SESSION,
+    read_marks,
+    seconds_of,
+)
+from radixserve.server.wire import ChatRequest, PromptCacheOptions
+from radixserve.text.marked import Spot
+from tests.server.asking import chat, complete, refused
+from tests.server.fake import FakeFrontend
+from tests.server.stack import CHAT, Stack, stack, usage
+
+BREAK = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+
+
+def part(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **fields}
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def read(messages: list[dict[str, Any]], headers: Any = None, **fields: Any):
+    return read_marks(ChatRequest(messages=messages, **fields), Headers(headers or {}))
+
+
+# What is said
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds"),
+    [("30m", 1800), ("12h", 43_200), ("90s", 90), ("24h", 86_400), (5, 5), (0.2, 1), (1.5, 2)],
+)
+def test_times_are_numbers_of_seconds_or_have_a_unit(sent: Any, seconds: int):
+    assert seconds_of(sent, "ttl") == seconds
+
+
+@pytest.mark.parametrize(
+    "sent", [-1, 0, 86_401, float("inf"), float("nan"), "-5m", "25h", "0s", "5", "m", "", "forever"]
+)
+@pytest.mark.parametrize("where", ["options", "part", "keep_for"])
+def test_times_that_cannot_be_are_refused_with_their_place(
+    client: TestClient, sent: Any, where: str
+):
+    if isinstance(sent, float):
+        sent = {"inf": 1e300, "nan": -1e300}[str(sent)]
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": sent}}
+    fields: dict[str, dict[str, Any]] = {
+        "options": {"prompt_cache_options": {"ttl": sent}},
+        "part": {"messages": [user(part("Hi", **mark))]},
+        "keep_for": {"keep_for": sent},
+    }
+    paths = {
+        "options": "prompt_cache_options.ttl",
+        "part": "messages.0.content.0.prompt_cache_breakpoint.ttl",
+        "keep_for": "keep_for",
+    }
+    assert refused(chat(client, **fields[where])) == (paths[where], "invalid_value")
+
+
+def test_marks_are_taken_out_of_what_is_rendered():
+    messages = [user(part("a", **BREAK), part("b")), {"role": "user", "content": "c", **BREAK}]
+    marked = read(messages)
+    assert marked.spots == [(Spot(message=0, part=0), 1800), (Spot(message=1), 1800)]
+    assert messages == [user(part("a"), part("b")), {"role": "user", "content": "c"}]
+
+
+def test_a_mark_has_its_own_time_or_that_of_the_request():
+    own = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+    options = PromptCacheOptions(mode="explicit", ttl="90s")
+    marked = read([user(part("a", **own), part("b", **BREAK))], prompt_cache_options=options)
+    assert [seconds for _, seconds in marked.spots] == [43_200, 90]
+
+
+def test_the_end_of_the_last_message_is_marked_where_options_do_not_say_otherwise():
+    messages = [user(part("a")), user(part("b"))]
+    assert read(messages).spots == []
+    implicit = read(messages, prompt_cache_options=PromptCacheOptions())
+    assert implicit.spots == [(Spot(message=1), 1800)]
+    explicit = read(messages, prompt_cache_options=PromptCacheOptions(mode="explicit"))
+    assert explicit.spots == []
+    retained = read(messages, prompt_cache_retention="24h")
+    assert retained.spots == [(Spot(message=1), 86_400)]
+    assert read(messages, prompt_cache_retention="in_memory").spots == []
+
+
+def test_of_many_marks_the_last_ones_count_and_the_others_are_listed():
+    messages = [user(part(str(number), **BREAK)) for number in range(7)]
+    marked = read([dict(each) for each in messages])
+    assert [spot.message for spot, _ in marked.spots] == [3, 4, 5, 6]
+    assert marked.ignored == ["prompt_cache_breakpoint"]
+    messages = [user(part(str(number), **BREAK)) for number in range(7)]
+    marked = read(messages, prompt_cache_options=PromptCacheOptions())
+    assert [spot.message for spot, _ in marked.spots] == [4, 5, 6, 6]
+
+
+def test_what_is_to_be_kept_with_the_answer_needs_no_place():
+    assert read([user(part("a"))], keep_for=90).at([]) == Keeping((Mark(None, 90),))
+    assert read([user(part("a"))]).at([]) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "session"),
+    [
+        ({"x-session-id": "a"}, "a"),
+        ({"session-id": "a"}, "a"),
+        ({"x-claude-code-session-id": "a"}, "a"),
+        ({"x-claude-code-session-id": "a", "x-claude-code-agent-id": "b"}, "a/b"),
+        ({"x-dynamo-session-id": "a"}, "a"),
+        ({"x-parent-session-id": "a"}, ""),
+        ({}, ""),
+    ],
+)
+def test_sessions_are_named_by_the_headers_of_known_clients(headers: Any, session: str):
+    keeping = read([user(part("a"))], headers).at([])
+    assert (keeping.session if keeping else "") == session
+
+
+def test_the_body_names_the_session_before_headers_and_the_cache_key_after_them():
+    messages = [user(part("a"))]
+    both = read(messages, {"x-session-id": "h"}, session_id="b", prompt_cache_key="k").at([])
+    assert both == Keeping((), "b")
+    assert read(messages, {"x-session-id": "h"}, prompt_cache_key="k").at([]) == Keeping((), "h")
+    assert read(messages, prompt_cache_key="k").at([]) == Keeping((), "k")
+
+
+def test_the_last_turn_of_a_session_is_said_in_the_body_or_in_a_header():
+    messages = [user(part("a"))]
+    assert read(messages, session_id="s", session_end=True).at([]) == Keeping((), "s", True)
+    headers = {"x-dynamo-session-id": "s", "x-dynamo-session-final": "true"}
+    assert read(messages, headers).at([]) == Keeping((), "s", True)
+
+
+def test_what_cannot_name_a_session_is_refused_or_ignored(client: TestClient):
+    long = "x" * (LONGEST_SESSION + 1)
+    assert refused(chat(client, session_id=long)) == ("session_id", "invalid_value")
+    assert refused(chat(client, session_id="")) == ("session_id", "invalid_value")
+    assert refused(chat(client, session_end=True)) == ("session_end", "invalid_value")
+    assert read([user(part("a"))], {"x-session-id": long}).ignored == ["x-session-id"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_cache_options": {"mode": "never"}}, "prompt_cache_options.mode"),
+        ({"prompt_cache_retention": "1w"}, "prompt_cache_retention"),
+        (
+            {"messages": [user(part("a", prompt_cache_breakpoint=True))]},
+            "messages.0.content.0.prompt_cache_breakpoint",
+        ),
+        (
+            {"messages": [user(part("a", prompt_cache_breakpoint={"ttl": [1]}))]},
+            "messages.0.content.0.prompt_cache_breakpoint.ttl",
+        ),
+    ],
+)
+def test_what_is_no_mark_is_refused_with_its_place(client: TestClient, fields: Any, param: str):
+    assert refused(chat(client, **fields))[0] == param
+
+
+# What becomes of it
+
+
+def keep_of(response: Any) -> tuple[str | None, int | None]:
+    details = usage(response)["prompt_tokens_details"]
+    return details.get("keep"), details.get("kept_tokens")
+
+
+def test_a_mark_is_kept_to_the_very_token_and_it_is_told(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            messages = [user(part("The rules of the house.", **BREAK), part("And you?"))]
+            response = await server.ask(CHAT, messages=messages, max_tokens=2)
+            status, tokens = keep_of(response)
+            assert status == "granted"
+            assert response.headers[HEADER] == f"granted; tokens={tokens}"
+            marked = await prompt_of(server, [user(part("The rules of the house.#"))])
+            whole = await prompt_of(
+                server, [user(part("The rules of the house."), part("And you?"))]
+            )
+            alike = next(
+                at for at, pair in enumerate(zip(marked, whole, strict=False)) if len({*pair}) > 1
+            )
+            assert tokens == alike
+            await server.settle()
+            assert server.engine.stats().tenants[""].pages_kept == -(-alike // 4)
+
+    asyncio.run(scenario())
+
+
+async def prompt_of(server: Stack, messages: list[dict[str, Any]]) -> list[int]:
+    response = await server.ask("/tokenize", messages=messages)
+    return list(response.json()["tokens"])
+
+
+def test_a_budget_that_is_spent_is_told(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4, keep_share=0.0) as server:
+            fields = {"messages": [user(part("Hello there."))], "max_tokens": 1}
+            response = await server.ask(CHAT, **fields, keep_for=60)
+            assert keep_of(response) == ("refused", 0)
+            assert response.headers[HEADER] == "refused; tokens=0"
+            stream = {"stream": True, "stream_options": {"include_usage": True}}
+            assert keep_of(await server.ask(CHAT, **fields, **stream, keep_for=60)) == (
+                "refused",
+                0,
+            )
+            plain = await server.ask(CHAT, **fields)
+            assert keep_of(plain) == (None, None)
+            assert HEADER not in plain.headers
+
+    asyncio.run(scenario())
+
+
+def test_completions_keep_their_prompts_too(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            fields = {"prompt": list(range(20, 30)), "max_tokens": 3}
+            response = await server.ask(**fields, prompt_cache_options={"ttl": "30m"})
+            assert keep_of(response) == ("granted", 10)
+            await server.settle()
+            assert server.engine.stats().tenants[""].pages_kept == 3
+
+    asyncio.run(scenario())
+
+
+def test_what_leaves_nothing_in_the_cache_keeps_nothing(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path) as server:
+            response = await server.ask(
+                CHAT,
+                messages=[user(part("Hello there."))],
+                max_tokens=1,
+                keep_for=60,
+                cache={"mode": "read-only"},
+            )
+            assert keep_of(response) == ("refused", 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        (CHAT, {"messages": [user(part("a"))]}, ["comparison_response_id", "size"]),
+        ("/v1/completions", {"prompt": "a"}, ["comparison_response_id", "size"]),
+        ("/v1/responses", {"input": "a"}, ["size"]),
+    ],
+)
+def test_options_without_effect_are_listed(
+    client: TestClient, path: str, body: dict[str, Any], ignored: list[str]
+):
+    options = {"ttl": "1h", "comparison_response_id": "resp_1", "size": 1}
+    answer = client.post(path, json={**body, "prompt_cache_options": options})
+    said = answer.headers["x-radixserve-ignored"]
+    assert said == ", ".join(f"prompt_cache_options.{each}" for each in ignored)
+
+
+# Prewarming
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"prewarm": True}, {"max_tokens": 0}, {"prompt_cache_options": {"prewarm": True}}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_chat_that_only_warms_computes_what_the_next_one_needs(tmp_path, fields: Any):
+    async def scenario() -> None:
+        async with stack(tmp_path) as server:
+            messages = [user(part("Who are you, and where?"))]
+            warm = await server.ask(CHAT, messages=messages, **fields)
+            assert warm.json()["choices"][0]["message"]["content"] in (None, "")
+            assert usage(warm)["completion_tokens"] == 0
+            asked = await server.ask(CHAT, messages=messages, max_tokens=2)
+            found = usage(asked)["prompt_tokens_details"]["cached_tokens"]
+            assert found == usage(warm)["prompt_tokens"]
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
+def test_what_chats_begin_with_is_computed_before_they_come(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            system = {"role": "system", "content": "Be kind to all who ask."}
+            first = await server.ask("/v1/cache/prewarm", messages=[system], ttl="1h")
+            warmed = first.json()
+            assert warmed["computed_tokens"] == warmed["tokens"] > 8
+            assert (warmed["keep"], warmed["kept_tokens"]) == ("granted", warmed["tokens"])
+            assert first.headers[HEADER].startswith("granted")
+            again = (await server.ask("/v1/cache/prewarm", messages=[system])).json()
+            assert again["cached_tokens"] == again["tokens"] - 1
+            assert again["keep"] is None
+            for question in ("Who?", "And where?"):
+                asked = await server.ask(
+                    CHAT, messages=[system, user(part(question))], max_tokens=1
+                )
+                found = usage(asked)["prompt_tokens_details"]["cached_tokens"]
+                assert found >= warmed["tokens"]
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
+def test_why_a_prewarming_computed_is_told_as_of_a_chat(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            messages = [{"role": "system", "content": "Be kind to all who ask."}]
+            path = "/v1/cache/prewarm"
+            first = (await server.ask(path, messages=messages, explain=True)).json()
+            assert first["radixserve"]["reasons"] == {"cold": first["tokens"]}
+            told = (await server.client.get(f"/v1/cache/requests/{first['id']}")).json()
+            assert (told["reason"], told["prompt_tokens"]) == ("cold", first["tokens"])
+            asked = await server.ask(CHAT, messages=[*messages, user(part("Who?"))], max_tokens=1)
+            told = (await server.client.get(f"/v1/cache/requests/{asked.json()['id']}")).json()
+            assert told["compared_with"] == first["id"]
+            assert [each["reason"] for each in told["parts"]] == ["extended"]
+            assert "radixserve" not in (await server.ask(path, messages=messages)).json()
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "system", "content": "a"}], "ttl": "-1s"}, "ttl"),
+        ({"messages": [{"role": "system", "content": 5}]}, "messages.0.content"),
+    ],
+)
+def test_a_prewarming_that_cannot_be_is_refused_as_a_chat_is(tmp_path, body: Any, param: str):
+    async def scenario() -> None:
+        async with stack(tmp_path) as server:
+            assert refused(await server.ask("/v1/cache/prewarm", **body))[0] == param
+
+    asyncio.run(scenario())
+
+
+# Sessions
+
+
+def test_a_session_that_ends_is_unknown_from_then_on(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            messages = [user(part("Who are you, and where?"))]
+            await server.ask(CHAT, messages=messages, max_tokens=4, session_id="s 1/2")
+            await server.settle()
+            ended = await server.client.delete("/v1/cache/sessions/s%201%2F2")
+            assert ended.json()["released_pages"] > 2
+            again = await server.client.delete("/v1/cache/sessions/s%201%2F2")
+            assert again.status_code == 404
+            assert again.json()["error"]["code"] == "session_not_found"
+
+    asyncio.run(scenario())
+
+
+def test_a_session_is_found_with_the_salt_that_it_had(client: TestClient, frontend: FakeFrontend):
+    assert client.delete("/v1/cache/sessions/known").json() == {
+        "id": "known",
+        "object": "session",
+        "ended": True,
+        "released_pages": 5,
+    }
+    salted = client.request("DELETE", "/v1/cache/sessions/known", json={"cache_salt": "x"})
+    assert salted.json()["ended"]
+    (_, plain, _), (_, other, _) = frontend.ended
+    assert plain != other
+    assert client.delete("/v1/cache/sessions/other").status_code == 404
+    assert client.delete("/v1/cache/sessions/" + "x" * 300).status_code == 400
+
+
+def test_a_misspelt_salt_ends_no_session(client: TestClient, frontend: FakeFrontend):
+    answer = client.request("DELETE", "/v1/cache/sessions/known", json={"cache_sallt": "x"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_sallt")
+    assert not frontend.ended
+
+
+def test_completions_belong_to_sessions_too(client: TestClient, frontend: FakeFrontend):
+    complete(client, session_id="s", keep_for="5m")
+    assert frontend.requests[-1].keeping == Keeping((Mark(None, 300),), "s")
+    complete(client)
+    assert frontend.requests[-1].keeping is None

@@ -1,0 +1,165 @@
+"""Named prefixes, and those that are there from the start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from radixserve.errors import ConfigError
+from radixserve.server.app import create_app
+from radixserve.server.prefixes import MOST_OF_A_TENANT, Prefixes, read_prefixes
+from tests.server.asking import error_of, refused
+from tests.server.fake import FakeFrontend
+from tests.server.stack import CHAT, stack, usage
+from tests.server.tenants.people import bearer, client_of
+
+PATH = "/v1/cache/prefixes"
+SYSTEM = {"role": "system", "content": "Be kind to all who ask."}
+USER = {"role": "user", "content": "Who?"}
+
+
+def test_a_named_prefix_is_found_by_whoever_begins_so(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            put = await server.client.put(f"{PATH}/kind", json={"messages": [SYSTEM]})
+            shown = put.json()
+            assert (shown["object"], shown["name"], shown["keep"]) == ("prefix", "kind", "granted")
+            assert shown["computed_tokens"] == shown["tokens"] == shown["kept_tokens"] > 8
+            asked = await server.ask(CHAT, messages=[SYSTEM, USER], max_tokens=1)
+            assert usage(asked)["prompt_tokens_details"]["cached_tokens"] >= shown["tokens"]
+            listed = (await server.client.get(PATH)).json()
+            assert [each["name"] for each in listed["data"]] == ["kind"]
+            again = (await server.client.post(f"{PATH}/kind/prewarm", json={})).json()
+            assert again["cached_tokens"] == again["tokens"] - 1
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_let_go_of_is_unknown_and_goes_first(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            await server.client.put(f"{PATH}/kind", json={"messages": [SYSTEM]})
+            await server.settle()
+            assert server.engine.stats().tenants[""].pages_kept > 0
+            gone = (await server.client.delete(f"{PATH}/kind")).json()
+            assert gone["deleted"]
+            assert gone["released_pages"] > 0
+            await server.ask(max_tokens=1, prompt=[5])
+            await server.settle()
+            assert server.engine.stats().tenants[""].pages_kept == 0
+            for method in ("DELETE", "POST"):
+                path = f"{PATH}/kind" + ("/prewarm" if method == "POST" else "")
+                error = error_of(await server.client.request(method, path, json={}), 404)
+                assert (error["param"], error["code"]) == ("prefix", "prefix_not_found")
+
+    asyncio.run(scenario())
+
+
+def test_names_are_their_tenants_alone():
+    with client_of(FakeTemplates()) as client:
+        body = {"messages": [SYSTEM]}
+        assert client.put(f"{PATH}/kind", json=body, headers=bearer("alice")).status_code == 200
+        assert client.get(PATH, headers=bearer("bob")).json()["data"] == []
+        assert client.delete(f"{PATH}/kind", headers=bearer("bob")).status_code == 404
+        assert client.delete(f"{PATH}/kind", headers=bearer("alice")).status_code == 200
+
+
+def test_a_tenant_has_a_bounded_number_of_them():
+    with TestClient(create_app(FakeTemplates())) as client:
+        for number in range(MOST_OF_A_TENANT):
+            answer = client.put(f"{PATH}/p{number}", json={"messages": [SYSTEM]})
+            assert answer.status_code == 200
+        assert refused(client.put(f"{PATH}/more", json={"messages": [SYSTEM]}))[1] == (
+            "too_many_prefixes"
+        )
+        assert client.put(f"{PATH}/p0", json={"messages": [SYSTEM]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "param"),
+    [
+        ("-", {"messages": [SYSTEM]}, "prefix"),
+        ("x" * 65, {"messages": [SYSTEM]}, "prefix"),
+        ("a", {}, "messages"),
+        ("a", {"messages": [SYSTEM], "ttl": "48h"}, "ttl"),
+        ("a", {"messages": [SYSTEM], "model": "other"}, "model"),
+    ],
+)
+def test_a_prefix_that_cannot_be_is_refused(name: str, body: Any, param: str):
+    with TestClient(create_app(FakeTemplates())) as client:
+        answer = client.put(f"{PATH}/{name}", json=body)
+        assert error_of(answer, 404 if param == "model" else 400)["param"] == param
+
+
+class FakeTemplates(FakeFrontend):
+    """Its tokenizer encodes chats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer.encode_chat = lambda messages, **settings: self.tokenizer.encode(  # type: ignore[attr-defined]
+            self.tokenizer.render_chat(messages, add_generation_prompt=False)
+        )
+
+
+# From the start
+
+
+def write(directory: Path, prefixes: Any) -> Path:
+    path = directory / "prefixes.json"
+    path.write_text(prefixes if isinstance(prefixes, str) else json.dumps(prefixes), "utf-8")
+    return path
+
+
+def test_those_of_a_file_are_computed_at_the_start(tmp_path):
+    declared = read_prefixes(
+        write(
+            tmp_path,
+            {
+                "kind": {"messages": [SYSTEM], "ttl": "1h"},
+                "broken": {"messages": [{"role": "system", "content": 5}]},
+                "elsewhere": {"messages": [SYSTEM], "tenant": "nobody"},
+            },
+        )
+    )
+
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4, prefixes=Prefixes(declared)) as server:
+            while not (found := (await server.client.get(PATH)).json()["data"]):
+                await asyncio.sleep(0)
+            assert [each["name"] for each in found] == ["kind"]
+            asked = await server.ask(CHAT, messages=[SYSTEM, USER], max_tokens=1)
+            cached = usage(asked)["prompt_tokens_details"]["cached_tokens"]
+            assert cached >= found[0]["tokens"]
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no file of named prefixes"),
+        ("[]", "no file of named prefixes"),
+        ('{"a": {"messages": 5}}', r"messages"),
+        ('{"a": {"message": []}}', "message"),
+        ('{"a": {}}', "a: Send messages"),
+        ('{"a": {"messages": [{"content": "x"}]}}', r"messages\.0\.role"),
+        ('{"/": {"messages": [{"role": "system", "content": "x"}]}}', "name"),
+        ("\x00\xff", "no file of named prefixes"),
+        ("[" * 100_000, "no file of named prefixes"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_the_place(tmp_path, text: str, reason: str):
+    with pytest.raises(ConfigError, match=reason):
+        read_prefixes(write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prefixes(tmp_path / "none.json")
