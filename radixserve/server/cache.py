@@ -109,6 +109,7 @@ async def reset_prefix_cache(request: Request) -> Response:
     hold, which nobody else finds any more and which come back when these end."""
     service: Service = request.app.state.service
     purge = await service.frontend.reset_prefix_cache()
+    service.memory.clear()
     service.explainer.trail.wipe("reset", time())
     return JSONResponse({"success": True, "dropped_pages": purge.dropped, "held_pages": purge.held})
 
@@ -118,6 +119,7 @@ async def purge_tenant(request: Request) -> Response:
     service: Service = request.app.state.service
     name = _whose(request, request.path_params["tenant"])
     purge = await service.frontend.reset_prefix_cache([name])
+    service.memory.forget(name)
     service.explainer.trail.wipe("purged", time(), tenant=name)
     return _purged(name, purge)
 
@@ -134,10 +136,11 @@ async def purge_session(request: Request) -> Response:
         raise invalid(
             "cache_salt", f"{message}; DELETE /v1/cache/tenants/self forgets all of a tenant"
         )
-    namespace = narrowed(fields.cache_salt, fields.extra_key)
+    narrow = narrowed(fields.cache_salt, fields.extra_key)
     name = _whose(request, SELF if fields.tenant is None else fields.tenant)
-    namespace = of_tenant(name or None, namespace)
+    namespace = of_tenant(name or None, narrow)
     purge = await service.frontend.purge(namespace)
+    service.memory.forget(name, narrow)
     service.explainer.trail.wipe("purged", time(), tenant=name, namespace=namespace)
     return _purged(name, purge)
 

@@ -45,7 +45,8 @@ async def chat_completions(request: Request) -> Response:
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
     )
-    conversation = await prepared_chat(service, fields, request.headers, envelope.id)
+    tenant = request.state.visit.tenant.name
+    conversation = await prepared_chat(service, fields, request.headers, envelope.id, tenant)
     answer = ChatAnswer(fields, conversation, request.state.tally)
     ignored += conversation.ignored
     if fields.return_token_ids:

@@ -19,12 +19,14 @@ from radixserve.server.dialect import Reading
 from radixserve.server.keeping import Marked, read_marks
 from radixserve.server.kept import kept_to
 from radixserve.server.parameters import bad_words, check_model, sampling_params, text_request
-from radixserve.server.parsed import ParsedAnswer, call_id
+from radixserve.server.parsed import Heard, ParsedAnswer, call_id
+from radixserve.server.recall import owner_of, remembering
+from radixserve.server.rendering import rendered
 from radixserve.server.scored import prompt_logprobs
 from radixserve.server.service import Service
 from radixserve.server.structured import Form, check_form, form_of
+from radixserve.server.text_memory import Encoded, Owner
 from radixserve.server.wire import ChatRequest, invalid
-from radixserve.text.marked import Render, marked_ends, moved
 
 PART_FIELDS = frozenset({"type", "text"})
 LONGEST = 3
@@ -43,20 +45,23 @@ class Conversation:
     """Fields that have no effect."""
     canonical: list[str]
     """Canonical forms that changed the prompt."""
+    heard: Heard | None = None
+    """Remembers answers, so that they are found in the next prompt."""
 
     def answers(self, prefix: str = "call_") -> list[ParsedAnswer]:
         """A reader for each of the answers, by its index; ids of calls begin with ``prefix``."""
         new_id = partial(call_id, self.id_length, prefix)
-        return [ParsedAnswer(self.reading, new_id) for _ in range(self.request.n)]
+        return [ParsedAnswer(self.reading, new_id, self.heard) for _ in range(self.request.n)]
 
 
 async def prepared(
-    service: Service, fields: ChatRequest, headers: Headers, id: str
+    service: Service, fields: ChatRequest, headers: Headers, id: str, tenant: str
 ) -> Conversation:
     """The conversation of ``fields``, rendered and tokenized; it is checked before that costs much.
 
     Args:
         id: of the answer.
+        tenant: who asks.
 
     Raises:
         ApiError: 400, a field cannot be.
@@ -64,14 +69,49 @@ async def prepared(
         ContextLengthError: the prompt is too long.
         OverloadedError: too many wait already.
     """
+    check_model(fields.model, service.frontend.card)
+    form = form_of(fields)
+    draft = _draft(service, fields, headers, id)
+    marked = read_marks(fields, headers)
+    reading = service.dialect.reading(fields)
+    template_kwargs, without_effect = service.dialect.template_kwargs(fields)
+    service.check_length(len(fields.messages), "messages", at_least=True)
+    check_messages(fields.messages)
+    ignored = [*without_effect, *marked.ignored, *_ignored_in_messages(fields.messages)]
+    service.check_load()
+    owner = owner_of(tenant, draft)
+    if fields.keep_reasoning and not (owner and service.memory.finds_answers):
+        ignored.append("keep_reasoning")
+    encode = partial(_encode, service, fields, reading, template_kwargs, form, owner, marked)
+    encoded, reading, (form, vain), keeping, canonical = await service.text_work(encode)
+    if draft.beams is not None and form is not None:
+        check_free(form.grammar)
+    await check_form(service, form)
+    request = replace(
+        draft,
+        prompt=encoded.tokens,
+        sampling=replace(
+            draft.sampling,
+            grammar=None if form is None else form.grammar,
+            bad_words=bad_words(fields, service.frontend.tokenizer),
+        ),
+        markers=reading.formats.markers,
+        keeping=keeping,
+    )
+    ignored += vain
+    place = encoded.place
+    heard = None if place is None else remembering(service.memory, place, request)
+    return Conversation(request, reading, service.dialect.id_length, ignored, canonical, heard)
+
+
+def _draft(service: Service, fields: ChatRequest, headers: Headers, id: str) -> TextRequest:
+    """What is asked, still without its prompt."""
     card = service.frontend.card
-    check_model(fields.model, card)
     length = ("max_tokens", fields.max_tokens)
     if fields.max_completion_tokens is not None:
         length = ("max_completion_tokens", fields.max_completion_tokens)
     if fields.prewarms:
         length = (length[0], 0)
-    form = form_of(fields)
     sampling = sampling_params(
         fields,
         card,
@@ -88,41 +128,16 @@ async def prepared(
         continuation=bool(fields.continue_final_message),
         most=service.frontend.most,
     )
-    draft = replace(draft, beams=beams_of(fields, sampling, card, most=service.frontend.most))
-    marked = read_marks(fields, headers)
-    reading = service.dialect.reading(fields)
-    template_kwargs, without_effect = service.dialect.template_kwargs(fields)
-    service.check_length(len(fields.messages), "messages", at_least=True)
-    check_messages(fields.messages)
-    ignored = [*without_effect, *marked.ignored, *_ignored_in_messages(fields.messages)]
-    service.check_load()
-    encode = partial(_encode, service, fields, reading, template_kwargs, form, marked)
-    prompt, reading, (form, vain), keeping, canonical = await service.text_work(encode)
-    if draft.beams is not None and form is not None:
-        check_free(form.grammar)
-    await check_form(service, form)
-    request = replace(
-        draft,
-        prompt=prompt,
-        sampling=replace(
-            sampling,
-            grammar=None if form is None else form.grammar,
-            bad_words=bad_words(fields, service.frontend.tokenizer),
-        ),
-        markers=reading.formats.markers,
-        keeping=keeping,
-    )
-    ignored += vain
-    return Conversation(request, reading, service.dialect.id_length, ignored, canonical)
+    return replace(draft, beams=beams_of(fields, sampling, card, most=service.frontend.most))
 
 
 async def prepared_chat(
-    service: Service, fields: ChatRequest, headers: Headers, id: str
+    service: Service, fields: ChatRequest, headers: Headers, id: str, tenant: str
 ) -> Conversation:
     """The same of messages that the client itself has sent: of a prompt that is too long it is told
     which of them are the longest."""
     try:
-        return await prepared(service, fields, headers, id)
+        return await prepared(service, fields, headers, id, tenant)
     except ContextLengthError as error:
         error.message += _longest(fields.messages)
         raise
@@ -135,55 +150,25 @@ def _longest(messages: list[dict[str, Any]]) -> str:
     return f" The longest messages are {', '.join(parts)}."
 
 
-def rendered(
-    service: Service, fields: ChatRequest, reading: Reading, template_kwargs: dict[str, Any]
-) -> tuple[str, list[str]]:
-    """The prompt as the model's template has it, and the canonical forms that changed it.
-
-    Raises:
-        InvalidRequestError: the template refuses the messages.
-    """
-    messages, tools, canonical = service.canonical.applied(fields.messages, reading.tools)
-    return _rendering(service, fields, template_kwargs)(messages, tools), canonical
-
-
-def _rendering(service: Service, fields: ChatRequest, template_kwargs: dict[str, Any]) -> Render:
-    continued = bool(fields.continue_final_message)
-    opened = fields.add_generation_prompt
-    if opened is None:
-        opened = not (continued or fields.prewarms)
-    return lambda messages, tools: service.frontend.tokenizer.render_chat(
-        messages,
-        tools=tools,
-        add_generation_prompt=opened,
-        continue_final_message=continued,
-        template_kwargs=template_kwargs,
-    )
-
-
 def _encode(
     service: Service,
     fields: ChatRequest,
     reading: Reading,
     template_kwargs: dict[str, Any],
     form: Form | None,
+    owner: Owner | None,
     marked: Marked,
-) -> tuple[bytes, Reading, tuple[Form | None, list[str]], Keeping | None, list[str]]:
+) -> tuple[Encoded, Reading, tuple[Form | None, list[str]], Keeping | None, list[str]]:
     """The prompt in tokens, how answers to it are read, what they are kept to, what is to be kept
     of it, and the canonical forms that changed it."""
-    render = _rendering(service, fields, template_kwargs)
-    messages, tools, canonical = service.canonical.applied(fields.messages, reading.tools)
-    text = render(messages, tools)
-    special = bool(fields.add_special_tokens)
-    prompt = service.encode(lambda: text, param="messages", add_special_tokens=special)
-    places: list[int] = []
-    if marked.spots:
-        spots = [moved(spot, reading.tools, tools) for spot, _ in marked.spots]
-        ends = marked_ends(render, text, messages, tools, spots)
-        places = service.frontend.tokenizer.places(text, ends, add_special_tokens=special)
+    shown = rendered(service, fields, reading, template_kwargs, owner)
+    text, special = shown.text, bool(fields.add_special_tokens)
+    encoded = service.encoded(text, owner, param="messages", add_special_tokens=special)
+    ends = shown.ends([spot for spot, _ in marked.spots])
+    places = encoded.places(ends, service.frontend.tokenizer)
     reading = reading.after(text, fields.messages, continued=bool(fields.continue_final_message))
     kept = kept_to(reading, form, service.frontend.tokenizer.special_tokens)
-    return prompt, reading, kept, marked.at(places), canonical
+    return encoded, reading, kept, marked.at(places), shown.canonical
 
 
 def _top_logprobs(fields: ChatRequest) -> int | None:

@@ -84,7 +84,7 @@ async def _read(request: Request, body: bytes, raws: Raws) -> tuple[TextRequest,
         ApiError, RadixServeError: what the route whose body it is would refuse.
     """
     service: Service = request.app.state.service
-    id = f"lookup-{uuid.uuid4().hex}"
+    id, tenant = f"lookup-{uuid.uuid4().hex}", request.state.visit.tenant.name
     if "prompt" in raws:
         fields, _ = await decode(body, CompletionRequest, service.large_bodies)
         ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
@@ -93,15 +93,15 @@ async def _read(request: Request, body: bytes, raws: Raws) -> tuple[TextRequest,
             raise invalid("prompt", "Look up one prompt at a time")
         return prompted.requests[0], ignored
     if "system" in raws or "anthropic-version" in request.headers:
-        return await _message(request, body, raws, id)
+        return await _message(request, body, raws, id, tenant)
     chat, _ = await decode(body, ChatRequest, service.large_bodies)
     ignored = triage(raws, ChatRequest, CHAT_REFUSED)
-    ready = await conversation.prepared_chat(service, chat, request.headers, id)
+    ready = await conversation.prepared_chat(service, chat, request.headers, id, tenant)
     return ready.request, [*ignored, *ready.ignored]
 
 
 async def _message(
-    request: Request, body: bytes, raws: Raws, id: str
+    request: Request, body: bytes, raws: Raws, id: str, tenant: str
 ) -> tuple[TextRequest, list[str]]:
     service: Service = request.app.state.service
     fields, _ = await decode(body, MessagesRequest, service.large_bodies)
@@ -109,5 +109,5 @@ async def _message(
     check_model(fields.model, service.frontend.card)
     wanted = await service.text_work(partial(asked, fields, raws, service.dialect))
     with own_names():
-        ready = await conversation.prepared(service, wanted.chat, request.headers, id)
+        ready = await conversation.prepared(service, wanted.chat, request.headers, id, tenant)
     return ready.request, [*ignored, *wanted.ignored, *wanted.renamed(ready.ignored)]

@@ -13,6 +13,8 @@ from radixserve.server.dialect import Reading
 from radixserve.server.wire import Delta, FunctionCall, Message, ToolCall
 from radixserve.text.parsing.events import Event
 
+Heard = Callable[[Message, list[int], TextDelta], None]
+
 LETTERS = string.ascii_letters + string.digits
 
 
@@ -25,9 +27,13 @@ def call_id(length: int, prefix: str = "call_") -> str:
 
 
 class ParsedAnswer:
-    """One answer as it grows. What is streamed, joined, is what ``joined_message`` says."""
+    """One answer as it grows. What is streamed, joined, is what ``joined_message`` says.
 
-    def __init__(self, reading: Reading, new_id: Callable[[], str]):
+    Args:
+        heard: Told of an answer that has ended: what was said, all tokens of it, and the last news.
+    """
+
+    def __init__(self, reading: Reading, new_id: Callable[[], str], heard: Heard | None = None):
         self._reading = reading
         self._new_id = new_id
         self._parser = reading.parser()
@@ -37,6 +43,9 @@ class ParsedAnswer:
         self._cut = False
         """Whether it was not the model that ended the answer."""
         self.reasoning_tokens = 0
+        self._heard = heard
+        self._said: list[Delta] = []
+        self._tokens: list[int] = []
 
     def take(self, news: TextDelta) -> list[Delta]:
         """What is certain after ``news``."""
@@ -46,7 +55,13 @@ class ParsedAnswer:
         if news.finish is not None:
             self._cut = news.finish != "stop" or isinstance(news.stop, str)
             events += self._parser.finish(complete=not self._cut)
-        return [self._delta(event) for event in _joined(events) if not self._hidden(event)]
+        said = [self._delta(event) for event in _joined(events) if not self._hidden(event)]
+        if self._heard is not None:
+            self._said += said
+            self._tokens += news.tokens
+            if news.finish is not None:
+                self._heard(joined_message(self._said), self._tokens, news)
+        return said
 
     def finish_reason(self, finish: str) -> str:
         """Why the answer ended, in OpenAI's words: the call of a tool that was named is a stop, and

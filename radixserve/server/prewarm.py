@@ -24,6 +24,8 @@ from radixserve.server.fields import triage
 from radixserve.server.keeping import keep_header, seconds_of, taken_out
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, text_request
+from radixserve.server.recall import own_calls, owner_of
+from radixserve.server.rendering import chat_encoder
 from radixserve.server.service import Service, until_gone
 from radixserve.server.tenants.visit import Visit
 from radixserve.server.wire import CacheFields, ChatRequest, Reuse, invalid
@@ -124,7 +126,7 @@ async def warmed(
         OverloadedError: too many wait already.
         RadixServeError, AnswerError: it could not be computed.
     """
-    asked, without_effect, canonical = await _asked(service, fields, headers)
+    asked, without_effect, canonical = await _asked(service, visit.tenant.name, fields, headers)
     visit.tally.explain = bool(fields.explain)
     async with aclosing(service.answers([asked], visit)) as deltas:
         async for _ in deltas:
@@ -145,7 +147,7 @@ async def warmed(
 
 
 async def _asked(
-    service: Service, fields: PrewarmRequest, headers: Headers
+    service: Service, tenant: str, fields: PrewarmRequest, headers: Headers
 ) -> tuple[TextRequest, list[str], list[str]]:
     """What the engine is asked, which generates nothing; the fields without effect, and the
     canonical forms that changed what chats begin with, as they will change these."""
@@ -160,12 +162,14 @@ async def _asked(
         most=service.frontend.most,
     )
     reading = service.dialect.reading(chat)
-    messages, tools, canonical = service.canonical.applied(chat.messages, reading.tools)
+    owner = owner_of(tenant, draft)
+    own = own_calls(service.memory, owner)
+    messages, tools, canonical = service.canonical.applied(chat.messages, reading.tools, own)
     template_kwargs, ignored = service.dialect.template_kwargs(chat)
     service.check_load()
     work = partial(
         public_prefix,
-        service.frontend.tokenizer,
+        chat_encoder(service, chat, owner),
         messages,
         tools=tools,
         template_kwargs=template_kwargs,

@@ -34,6 +34,7 @@ from radixserve.server.step import Step
 from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.registry import Registry
 from radixserve.server.tenants.visit import Visit
+from radixserve.server.text_memory import Encoded, Owner, Piece, TextMemory
 from radixserve.text.canonical import Canonical
 from radixserve.text.parsing.formats import AUTO, choose, reasoning_formats, tool_formats
 from radixserve.tokens import count
@@ -88,6 +89,8 @@ class Settings:
     """Likewise of reasoning."""
     canonical: str = ""
     """Forms that prompts are brought to before they are rendered, with commas between."""
+    keep_reasoning: bool = False
+    """Whether earlier answers stay in prompts as they were generated, unless a request says."""
 
     def __post_init__(self) -> None:
         """Raises:
@@ -110,6 +113,7 @@ class Service:
     explainer: Explainer = field(init=False)
     metrics: Metrics = field(init=False)
     canonical: Canonical = field(init=False)
+    memory: TextMemory = field(init=False)
     large_bodies: anyio.CapacityLimiter = field(init=False)
     """One at a time is decoded, so that their memory does not add up."""
     draining: bool = False
@@ -124,6 +128,8 @@ class Service:
         self.metrics = Metrics(self.frontend, lambda: self.tenants.tenants, compat)
         self.canonical = Canonical.of(self.settings.canonical)
         self.tenants.serve(self.frontend)
+        self.memory = TextMemory(lambda: self.frontend.tokenizer)
+        self.tenants.forgetting.append(self.memory.forget)
         self.large_bodies = anyio.CapacityLimiter(1)
         self._text_work = anyio.CapacityLimiter(self.settings.text_threads)
 
@@ -163,14 +169,29 @@ class Service:
             ContextLengthError: it leaves no room for an answer.
             InvalidRequestError: it is empty, or no valid text.
         """
-        text = render()
+        encoded = self.encoded(render(), None, param=param, add_special_tokens=add_special_tokens)
+        return encoded.tokens
+
+    def encoded(
+        self, text: str, owner: Owner | None, *, param: str, add_special_tokens: bool
+    ) -> Encoded:
+        """As ``encode``; what is remembered for ``owner`` is not tokenized again, and an answer can
+        be remembered too.
+
+        Raises:
+            ContextLengthError, InvalidRequestError: as ``encode``.
+        """
         tokenizer = self.frontend.tokenizer
         self.check_length(tokenizer.fewest_tokens(text), param, at_least=True)
-        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
-        if not tokens:
+        special = add_special_tokens and tokenizer.adds_tokens
+        if special:
+            encoded = Encoded([Piece(text, tokenizer.encode(text, param=param))], special=True)
+        else:
+            encoded = self.memory.encode(text, owner, param=param)
+        if not encoded.tokens:
             raise InvalidRequestError(f"{param} must not be empty.", param=param)
-        self.check_length(count(tokens), param)
-        return tokens
+        self.check_length(count(encoded.tokens), param)
+        return encoded
 
     def check_length(self, tokens: int, param: str, *, at_least: bool = False) -> None:
         """Refuse a prompt of ``tokens`` tokens that leaves no room for an answer, ever.

@@ -15,7 +15,9 @@ from radixserve.server.fields import canonical_header, ignored_header
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model
 from radixserve.server.prompts import packed
+from radixserve.server.recall import own_calls
 from radixserve.server.service import Service
+from radixserve.server.text_memory import Owner
 from radixserve.server.tools import check_tools
 from radixserve.server.wire import invalid
 from radixserve.tokens import unpack
@@ -67,7 +69,8 @@ async def tokenize(request: Request) -> Response:
         check_messages(fields.messages)
     if fields.tools is not None:
         check_tools(fields.tools)
-    found, canonical = await service.text_work(partial(_tokenize, service, fields))
+    owner = Owner(request.state.visit.tenant.name, b"", leaves=False)
+    found, canonical = await service.text_work(partial(_tokenize, service, fields, owner))
     unknown = [name for name in raws if name not in TokenizeRequest.__struct_fields__]
     return _json(found, ignored_header(unknown) | canonical_header(canonical))
 
@@ -88,22 +91,28 @@ async def detokenize(request: Request) -> Response:
     return _json(DetokenizeResponse(text, text), ignored_header(unknown))
 
 
-def _tokenize(service: Service, fields: TokenizeRequest) -> tuple[TokenizeResponse, list[str]]:
+def _tokenize(
+    service: Service, fields: TokenizeRequest, owner: Owner
+) -> tuple[TokenizeResponse, list[str]]:
     """The answer, and the canonical forms that changed the prompt."""
     tokenizer = service.frontend.tokenizer
-    param, text, canonical = _text(service, fields)
+    param, text, canonical = _text(service, fields, owner)
     if len(text) > LONGEST_TEXT:
         raise invalid(param, f"{param} must have at most {LONGEST_TEXT} characters")
     special = fields.messages is None
     if fields.add_special_tokens is not None:
         special = fields.add_special_tokens
-    ids = unpack(tokenizer.encode(text, add_special_tokens=special, param=param))
+    if fields.messages is not None and not special:
+        tokens = service.memory.encode(text, owner, param=param).tokens  # as a chat has them
+    else:
+        tokens = tokenizer.encode(text, add_special_tokens=special, param=param)
+    ids = unpack(tokens)
     strings = [tokenizer.token_text(each) for each in ids] if fields.return_token_strs else None
     length = service.frontend.card.max_model_len
     return TokenizeResponse(len(ids), length, ids, strings), canonical
 
 
-def _text(service: Service, fields: TokenizeRequest) -> tuple[str, str, list[str]]:
+def _text(service: Service, fields: TokenizeRequest, owner: Owner) -> tuple[str, str, list[str]]:
     """The name of the field that was sent, the text that it comes to, and the canonical forms that
     changed it.
 
@@ -123,7 +132,8 @@ def _text(service: Service, fields: TokenizeRequest) -> tuple[str, str, list[str
         return param, value, []
     continued = bool(fields.continue_final_message)
     opened = fields.add_generation_prompt
-    messages, tools, canonical = service.canonical.applied(value, fields.tools or [])
+    own = own_calls(service.memory, owner)
+    messages, tools, canonical = service.canonical.applied(value, fields.tools or [], own)
     text = service.frontend.tokenizer.render_chat(
         messages,
         tools=tools,

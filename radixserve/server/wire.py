@@ -127,6 +127,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+    keep_reasoning: bool | None = None
     prewarm: bool | None = None
 
     @property

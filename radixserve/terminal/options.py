@@ -136,6 +136,22 @@ FilesLimit = Annotated[
         show_default="10GiB",
     ),
 ]
+Deterministic = Annotated[
+    bool,
+    option(
+        "--deterministic",
+        panel=MODEL,
+        help="The same bits whatever is cached or in the batch. On a CPU.",
+    ),
+]
+KeepReasoning = Annotated[
+    bool,
+    option(
+        "--keep-reasoning",
+        panel=MODEL,
+        help="Earlier answers stay in prompts as they were generated, with their reasoning.",
+    ),
+]
 ToolCallParser = Annotated[
     str,
     option(

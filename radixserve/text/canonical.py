@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -16,6 +16,8 @@ from radixserve.errors import ConfigError
 
 Name = Literal["tools", "json", "volatile"]
 Message = dict[str, Any]
+Own = Callable[[Message], Message | None]
+"""A message as the model wrote it, if that is known."""
 
 BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """What some clients put before all else, with a number that is another one in every request: left
@@ -69,12 +71,13 @@ class Canonical:
         return cls(frozenset(wanted))
 
     def applied(
-        self, messages: list[Message], tools: list[dict[str, Any]]
+        self, messages: list[Message], tools: list[dict[str, Any]], own: Own = lambda _: None
     ) -> tuple[list[Message], list[dict[str, Any]], list[str]]:
         """The messages and tools for the template, and the forms that changed something in them.
 
-        ``tools`` have been checked: each is a function with a name. Nothing that was given is
-        changed in place. O(their size), O(1) if no form is on.
+        ``tools`` have been checked: each is a function with a name. A call that the model wrote
+        has the form that it has in the cache, which ``own`` knows, rather than an order of keys.
+        Nothing that was given is changed in place. O(their size), O(1) if no form is on.
         """
         changed: list[str] = []
         if "tools" in self.forms:
@@ -84,7 +87,7 @@ class Canonical:
                 changed.append("tools")
         if "json" in self.forms:
             keyed = [_ordered_tool(each) for each in tools]
-            called = [_with_ordered_calls(each) for each in messages]
+            called = [own(each) or _with_ordered_calls(each) for each in messages]
             if _differ(keyed, tools) or _differ(called, messages):
                 tools, messages = keyed, called
                 changed.append("json")

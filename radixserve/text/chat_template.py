@@ -65,6 +65,12 @@ class ChatTemplate:
         """Whether the template tells the model of tools."""
         self._arguments_as_text = self.takes_tools and not self._writes_arguments()
 
+    def may_write(self, text: str) -> bool:
+        """Whether ``text`` stands in the template, or is a special token that it knows by name."""
+        return text in self.source or any(
+            text == token and name in self.source for name, token in self._specials.items()
+        )
+
     def render(
         self,
         messages: list[dict[str, Any]],

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from radixserve.errors import ContextLengthError, InvalidRequestError
-from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import TOKEN_BYTES, count
 
 ROLES = ("user", "assistant")
@@ -15,7 +14,7 @@ TEXTS = ("a", "Z", "1", " x", "\n\n", "é", "{", "<")
 
 
 def public_prefix(
-    tokenizer: Tokenizer,
+    encode_chat: Callable[..., bytes],
     messages: list[dict[str, Any]],
     *,
     tools: list[dict[str, Any]] | None = None,
@@ -29,6 +28,9 @@ def public_prefix(
     The template is asked to go on with each of ``ROLES``; what it refuses does not count. It may be
     empty: some templates put the last message elsewhere than in the middle of a chat.
 
+    Args:
+        encode_chat: ``Tokenizer.encode_chat``, or what gives chats other tokens in its place.
+
     Raises:
         ContextLengthError: already the first chat that begins so has ``limit`` tokens.
         InvalidRequestError: the model has no chat template, or it refuses every way to go on.
@@ -38,7 +40,7 @@ def public_prefix(
     for role in ROLES:
         for text in TEXTS:
             try:
-                tokens = tokenizer.encode_chat(
+                tokens = encode_chat(
                     [*messages, {"role": role, "content": text}],
                     tools=tools,
                     add_generation_prompt=role == "user",

@@ -14,6 +14,7 @@ from radixserve.errors import InvalidRequestError, ModelError
 from radixserve.text.chat_template import ChatTemplate
 from radixserve.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from radixserve.text.grammar import TokenTable
+from radixserve.text.seams import read_seams
 from radixserve.text.vocabulary import (
     read_bound,
     read_vocabulary,
@@ -59,6 +60,16 @@ class Tokenizer:
         """Tokens that end an answer, the tokenizer's own first, then those of the generation
         config."""
         self._bound = read_bound(backend)
+        self.added_ids = frozenset(backend.get_added_tokens_decoder())
+        """Tokens that are found in a text before all others are made."""
+        self.adds_tokens = backend.num_special_tokens_to_add(is_pair=False) > 0
+        """Whether ``encode`` with ``add_special_tokens`` adds any."""
+        ends = {backend.id_to_token(token) for token in self.eos_token_ids}
+        self.seams = read_seams(
+            backend,
+            lambda text: text in ends or any(each.may_write(text) for each in templates.values()),
+        )
+        """Where prompts of chats can be cut."""
 
     @classmethod
     def load(cls, directory: Path, *, chat_template: str | Path | None = None) -> Tokenizer:
@@ -128,16 +139,39 @@ class Tokenizer:
             InvalidRequestError: ``text`` holds a lone surrogate, which no encoding has; the error
                 names ``param``.
         """
+        [tokens] = self.encode_each([text], add_special_tokens=add_special_tokens, param=param)
+        return tokens
+
+    def encode_each(
+        self, texts: list[str], *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[bytes]:
+        """The tokens of each of ``texts``, as ``encode`` has them.
+
+        Raises:
+            InvalidRequestError: as ``encode``.
+        """
         # The batch call is the one that releases the GIL; `encode` holds it to the end.
         try:
-            [encoding] = self._backend.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
+            encodings = self._backend.encode_batch_fast(
+                texts, add_special_tokens=add_special_tokens
             )
         except TypeError as error:
             raise InvalidRequestError(
                 f"{param} is not valid Unicode: it holds half of a surrogate pair.", param=param
             ) from error
-        return pack(encoding.ids)
+        return [pack(encoding.ids) for encoding in encodings]
+
+    def spelling(self, tokens: Sequence[int]) -> str | None:
+        """The text that ``tokens`` stand for behind other text, special tokens among it; None where
+        that cannot be told for certain, as with half a character."""
+        if self._vocabulary is None:
+            return None
+        if any(not 0 <= token < len(self._vocabulary.pieces) for token in tokens):
+            return None
+        try:
+            return b"".join(self._vocabulary.pieces[token] for token in tokens).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
 
     def starts(self, text: str) -> list[int]:
         """Where in ``text``, in characters, each token begins that ``encode`` makes of it without
@@ -157,6 +191,18 @@ class Tokenizer:
         [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         stops = [stop for _, stop in encoding.offsets]
         return [bisect_right(stops, end) for end in ends]
+
+    def spelt_by(self, tokens: Sequence[int], text: str) -> int:
+        """How many of the last ``tokens`` stand for any of ``text``, with which what they spell
+        (``spelling``) ends. O(those)."""
+        if self._vocabulary is None:
+            return len(tokens)
+        left = len(text.encode("utf-8", "surrogatepass"))
+        for taken, token in enumerate(reversed(tokens)):
+            if left <= 0:
+                return taken
+            left -= len(self._vocabulary.pieces[token])
+        return len(tokens)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``tokens``; bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""

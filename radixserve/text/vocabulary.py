@@ -45,7 +45,7 @@ class Vocabulary:
 
 def read_vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary | None:
     """The vocabulary of ``backend``, or None if its text is not the joined bytes of its tokens."""
-    steps = _steps(backend.decoder, "decoders")
+    steps = steps_of(backend.decoder, "decoders")
     kinds = [step["type"] for step in steps]
     size = vocabulary_size(backend)
     to_bytes: Callable[[str], bytes]
@@ -126,8 +126,8 @@ def read_bound(backend: tokenizers.Tokenizer) -> TokenBound:
     pre-tokenizers that remove what they split at, added tokens that swallow white space.
     """
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    normalizers = _steps(backend.normalizer, "normalizers")
-    splits = _steps(backend.pre_tokenizer, "pretokenizers")
+    normalizers = steps_of(backend.normalizer, "normalizers")
+    splits = steps_of(backend.pre_tokenizer, "pretokenizers")
     added = backend.get_added_tokens_decoder().values()
     composes = any(step["type"] == "NFC" for step in normalizers)
     byte_level = any(step["type"] == "ByteLevel" for step in splits)
@@ -151,7 +151,7 @@ def read_bound(backend: tokenizers.Tokenizer) -> TokenBound:
     return TokenBound(max([longest, *names]) * (3 if composes else 1), dropped)
 
 
-def _steps(component: Any, plural: str) -> list[dict[str, Any]]:
+def steps_of(component: Any, plural: str) -> list[dict[str, Any]]:
     """The settings of a tokenizers component, a sequence laid flat."""
     if component is None:
         return []

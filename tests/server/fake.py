@@ -28,6 +28,7 @@ from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.grammar import Grammar
 from radixserve.server.protocol import BoundedProtocol
 from radixserve.tenant import Terms
+from radixserve.text.seams import Seams
 from radixserve.text.stop_strings import StopStrings
 from radixserve.tokens import pack, unpack
 
@@ -45,6 +46,8 @@ class FakeTokenizer:
     chat_template_source = ""
     takes_tools = False
     special_tokens: Mapping[str, int] = {}
+    seams = Seams()
+    adds_tokens = False
 
     def __init__(self) -> None:
         self.encoded = 0

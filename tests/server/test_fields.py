@@ -165,6 +165,7 @@ SENT: dict[str, tuple[object, str, str]] = {
     "ebnf": ('root ::= "a"', HONOURED, HONOURED),
     "lora_path": ("a", REFUSED, REFUSED),
     "separate_reasoning": (False, HONOURED, LISTED),
+    "keep_reasoning": (True, LISTED, LISTED),  # this tokenizer cannot be cut
     "stream_reasoning": (False, LISTED, LISTED),
     "rid": ("a", LISTED, LISTED),
     "extra_key": ("a", HONOURED, HONOURED),

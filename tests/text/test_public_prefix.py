@@ -33,7 +33,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def test_it_is_what_the_template_puts_before_whatever_comes_next(tokenizer: Tokenizer) -> None:
-    prefix = public_prefix(tokenizer, SYSTEM)
+    prefix = public_prefix(tokenizer.encode_chat, SYSTEM)
     text = "<|im_start|>system\nYou help the people of the hill.<|im_end|>\n<|im_start|>"
     assert prefix == tokenizer.encode(text, add_special_tokens=False)
     for message in ("Hello", "\n", " the", "ell", ""):
@@ -42,9 +42,9 @@ def test_it_is_what_the_template_puts_before_whatever_comes_next(tokenizer: Toke
 
 
 def test_it_is_floored_to_whole_pages(tokenizer: Tokenizer) -> None:
-    whole = public_prefix(tokenizer, SYSTEM)
+    whole = public_prefix(tokenizer.encode_chat, SYSTEM)
     for size in (4, 16, 1000):
-        floored = public_prefix(tokenizer, SYSTEM, page_size=size)
+        floored = public_prefix(tokenizer.encode_chat, SYSTEM, page_size=size)
         assert whole.startswith(floored)
         assert 0 <= len(whole) - len(floored) < 4 * size
         assert len(floored) % (4 * size) == 0
@@ -63,9 +63,9 @@ def test_what_is_too_long_for_any_chat_is_refused_before_much_is_tokenized(
     monkeypatch.setattr(tokenizer, "encode_chat", counted)
     long = [{"role": "system", "content": "x" * 1000}]
     with pytest.raises(ContextLengthError, match="maximum context length is 1000"):
-        public_prefix(tokenizer, long, limit=1000)
+        public_prefix(tokenizer.encode_chat, long, limit=1000)
     assert len(asked) == 1
-    assert public_prefix(tokenizer, long, limit=1100)
+    assert public_prefix(tokenizer.encode_chat, long, limit=1100)
 
 
 def test_a_template_that_takes_users_and_assistants_in_turn_is_asked_for_what_it_takes(
@@ -82,16 +82,16 @@ def test_a_template_that_takes_users_and_assistants_in_turn_is_asked_for_what_it
     expected = tokenizer.encode(
         "<|im_start|>user\nthe hill<|im_start|>assistant\n", add_special_tokens=False
     )
-    assert public_prefix(tokenizer, user) == expected
+    assert public_prefix(tokenizer.encode_chat, user) == expected
     with pytest.raises(InvalidRequestError, match="Take turns"):
-        public_prefix(tokenizer, SYSTEM)
+        public_prefix(tokenizer.encode_chat, SYSTEM)
 
 
 def test_a_token_that_reaches_into_what_comes_next_is_left_out(tmp_path: Path) -> None:
     glued = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     directory = tiny_tokenizer_dir(tmp_path, chat_template=glued)
     tokenizer = Tokenizer.load(directory)
-    prefix = public_prefix(tokenizer, [{"role": "system", "content": "I say he"}])
+    prefix = public_prefix(tokenizer.encode_chat, [{"role": "system", "content": "I say he"}])
     for message in ("ll", "llo", "a", " the"):
         tokens = tokenizer.encode_chat(
             [{"role": "system", "content": "I say he"}, {"role": "user", "content": message}]
@@ -102,19 +102,19 @@ def test_a_token_that_reaches_into_what_comes_next_is_left_out(tmp_path: Path) -
 def test_a_template_that_keeps_only_the_last_message_has_nothing_in_common(tmp_path: Path) -> None:
     last = "{{ messages[-1]['content'] }}"
     tokenizer = Tokenizer.load(tiny_tokenizer_dir(tmp_path, chat_template=last))
-    assert public_prefix(tokenizer, SYSTEM) == b""
+    assert public_prefix(tokenizer.encode_chat, SYSTEM) == b""
 
 
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     directory = tiny_tokenizer_dir(tmp_path, backend=sentencepiece(), chat_template=None)
     with pytest.raises(InvalidRequestError, match="no chat template"):
-        public_prefix(Tokenizer.load(directory), SYSTEM)
+        public_prefix(Tokenizer.load(directory).encode_chat, SYSTEM)
 
 
 @pytest.mark.slow
 def test_with_the_demo_models_template_the_system_prompt_is_common_and_little_else() -> None:
     tokenizer = Tokenizer.load(prepare(EngineConfig()).tokenizer)
-    prefix = public_prefix(tokenizer, SYSTEM, tools=TOOLS)
+    prefix = public_prefix(tokenizer.encode_chat, SYSTEM, tools=TOOLS)
     assert prefix
     for message in ("Hello!", " hi", "\n\n", "안녕", "<|im_end|>"):
         assert tokenizer.encode_chat(chat(message), tools=TOOLS).startswith(prefix)

@@ -52,6 +52,7 @@ SAME = (
     "session_end",
     "keep_for",
     "prewarm",
+    "keep_reasoning",
 )
 """What both APIs call the same."""
 OWN_NAMES = [

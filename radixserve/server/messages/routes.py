@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.server.answer import headers_of
-from radixserve.server.conversation import check_messages, prepared, rendered
+from radixserve.server.conversation import check_messages, prepared
 from radixserve.server.errors import ApiError
 from radixserve.server.fields import canonical_header, ignored_header, triage
 from radixserve.server.keeping import keep_header, taken_out
@@ -29,9 +29,11 @@ from radixserve.server.messages.wire import (
     Ping,
 )
 from radixserve.server.parameters import check_model
+from radixserve.server.rendering import rendered
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream, Framing, event
 from radixserve.server.tenants.visit import Visit
+from radixserve.server.text_memory import Owner
 from radixserve.server.tokenize import LONGEST_TEXT
 from radixserve.server.wire import invalid
 from radixserve.tokens import count
@@ -43,8 +45,9 @@ async def create_message(request: Request) -> Response:
     service: Service = request.app.state.service
     fields, wanted = await _read(request, MessagesRequest)
     identity = f"msg_{uuid.uuid4().hex}"
+    tenant = request.state.visit.tenant.name
     with own_names():
-        conversation = await prepared(service, wanted.chat, request.headers, identity)
+        conversation = await prepared(service, wanted.chat, request.headers, identity, tenant)
     ignored = [*wanted.ignored, *wanted.renamed(conversation.ignored)]
     headers = headers_of(service, conversation.request, ignored, conversation.canonical)
     answer = MessageAnswer(
@@ -72,7 +75,8 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has, also where they are too many."""
     service: Service = request.app.state.service
     _, wanted = await _read(request, CountTokensRequest)
-    found, ignored, canonical = await service.text_work(partial(_counted, service, wanted))
+    owner = Owner(request.state.visit.tenant.name, b"", leaves=False)
+    found, ignored, canonical = await service.text_work(partial(_counted, service, wanted, owner))
     headers = ignored_header([*wanted.ignored, *wanted.renamed(ignored)])
     headers |= canonical_header(canonical)
     body = msgspec.json.encode(CountTokensResponse(found))
@@ -94,7 +98,7 @@ async def _read(request: Request, type_: type[T]) -> tuple[T, Asked]:
     return fields, msgspec.structs.replace(wanted, ignored=[*ignored, *wanted.ignored])
 
 
-def _counted(service: Service, wanted: Asked) -> tuple[int, list[str], list[str]]:
+def _counted(service: Service, wanted: Asked, owner: Owner) -> tuple[int, list[str], list[str]]:
     """The tokens of the prompt, the fields that have no effect on it, and the canonical forms that
     changed it."""
     fields = wanted.chat
@@ -103,11 +107,11 @@ def _counted(service: Service, wanted: Asked) -> tuple[int, list[str], list[str]
         taken_out(fields)
         reading = service.dialect.reading(fields)
         template_kwargs, ignored = service.dialect.template_kwargs(fields)
-        text, canonical = rendered(service, fields, reading, template_kwargs)
-    if len(text) > LONGEST_TEXT:
+        shown = rendered(service, fields, reading, template_kwargs, owner)
+    if len(shown.text) > LONGEST_TEXT:
         raise invalid("messages", f"messages must have at most {LONGEST_TEXT} characters")
-    tokens = service.frontend.tokenizer.encode(text, add_special_tokens=False, param="messages")
-    return count(tokens), ignored, canonical
+    encoded = service.memory.encode(shown.text, owner, param="messages")
+    return count(encoded.tokens), ignored, shown.canonical
 
 
 async def _own(deltas: Deltas) -> Deltas:

@@ -126,6 +126,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     session_end: bool | None = None
     keep_for: str | float | None = None
     prewarm: bool | None = None
+    keep_reasoning: bool | None = None
 
 
 class CountTokensResponse(msgspec.Struct):

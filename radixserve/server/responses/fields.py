@@ -50,7 +50,12 @@ RESPONSES_HINTS = {
     "reasoning_effort": "Use reasoning.effort.",
     "logprobs": "Use include, with message.output_text.logprobs.",
 }
-SAME = (*CommonFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
+SAME = (
+    *CommonFields.__struct_fields__,
+    "chat_template_kwargs",
+    "keep_reasoning",
+    "parallel_tool_calls",
+)
 """Fields that chat requests have too."""
 LOGPROBS = "message.output_text.logprobs"
 OFFERED = frozenset(

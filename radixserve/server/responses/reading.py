@@ -91,7 +91,7 @@ async def read(request: Request) -> Ready:
     text = await service.text_work(partial(_text, fields, id, past, references))
     reworded = partial(_reworded, text.paths)
     try:
-        conversation = await _prepared(service, fields, text, request.headers, id)
+        conversation = await _prepared(service, fields, text, request.headers, id, tenant)
     except (ApiError, InvalidRequestError) as error:
         raise reworded(error) from error
     ignored += [*text.ignored, *(client_path(name, text.paths) for name in conversation.ignored)]
@@ -107,12 +107,17 @@ def _shown(chat: ChatRequest) -> bytes:
 
 
 async def _prepared(
-    service: Service, fields: ResponsesRequest, text: Text, headers: Headers, id: str
+    service: Service,
+    fields: ResponsesRequest,
+    text: Text,
+    headers: Headers,
+    id: str,
+    tenant: str,
 ) -> Conversation:
     """The conversation, without its oldest turns if that is wanted and it is too long."""
     chat = text.asked.chat
     try:
-        return await prepared(service, chat, headers, id)
+        return await prepared(service, chat, headers, id, tenant)
     except ContextLengthError as error:
         if fields.truncation != "auto":
             raise
@@ -122,7 +127,7 @@ async def _prepared(
             text.paths.clear()
             text.paths.update(moved(paths, gone))
             try:
-                return await prepared(service, chat, headers, id)
+                return await prepared(service, chat, headers, id, tenant)
             except ContextLengthError as again:
                 error = again
         raise error

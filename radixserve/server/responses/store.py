@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from radixserve.server.errors import ApiError
+from radixserve.server.fair import FairLru
 from radixserve.server.responses.items import response_of
 from radixserve.server.responses.wire import Item, ResponseObject
 
@@ -60,24 +60,20 @@ class Record:
 class Responses:
     """What is stored, and what runs. Belongs to the event loop.
 
-    Both bounds hold for all tenants together. Over one of them, the tenant that holds the most
-    gives up what it has not used for the longest time; so nobody can push out a small one's.
+    Both bounds hold for all tenants together, as ``FairLru`` has it.
     """
 
     def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES):
-        self._most, self._most_bytes = most, most_bytes
-        self._records: dict[str, OrderedDict[str, Record]] = {}
-        """By tenant; each one's by id, the least recently used first."""
-        self._bytes: dict[str, int] = {}
+        self._records: FairLru[str, Record] = FairLru(most=most, most_bytes=most_bytes)
         self._live: dict[tuple[str, str], Live] = {}
 
     def __len__(self) -> int:
-        return sum(len(each) for each in self._records.values())
+        return len(self._records)
 
     @property
     def size(self) -> int:
-        """Bytes of all that is stored. O(tenants)."""
-        return sum(self._bytes.values())
+        """Bytes of all that is stored."""
+        return self._records.size
 
     def begin(self, tenant: str, live: Live) -> None:
         """From now on ``live`` can be asked for, and cancelled."""
@@ -96,36 +92,19 @@ class Responses:
 
     def put(self, tenant: str, id: str, record: Record) -> None:
         """Store ``record``, if it is not too large by itself. O(what has to go · tenants)."""
-        self.remove(tenant, id)
-        self._records.setdefault(tenant, OrderedDict())[id] = record
-        self._bytes[tenant] = self._bytes.get(tenant, 0) + record.size
-        while len(self) > self._most or self.size > self._most_bytes:
-            largest = max(self._bytes, key=lambda name: self._bytes[name])
-            self.remove(largest, next(iter(self._records[largest])))
+        self._records.put(tenant, id, record, record.size)
 
     def get(self, tenant: str, id: str) -> Record | None:
         """The record of a response that has ended; it counts as used. O(1)."""
-        records = self._records.get(tenant)
-        if records is None or id not in records:
-            return None
-        records.move_to_end(id)
-        return records[id]
+        return self._records.get(tenant, id)
 
     def remove(self, tenant: str, id: str) -> bool:
         """Forget a response; whether there was one. O(1)."""
-        records = self._records.get(tenant)
-        record = records.pop(id, None) if records else None
-        if record is None:
-            return False
-        self._bytes[tenant] -= record.size
-        if not records:
-            del self._records[tenant], self._bytes[tenant]
-        return True
+        return self._records.remove(tenant, id)
 
     def forget(self, tenant: str) -> None:
         """Everything of one tenant; what still runs is not found any more, and not stored."""
-        self._records.pop(tenant, None)
-        self._bytes.pop(tenant, None)
+        self._records.forget(tenant)
         for owner, id in list(self._live):
             if owner == tenant:
                 self._live.pop((owner, id)).wanted = False

@@ -115,6 +115,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
     reasoning: dict[str, Any] | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    keep_reasoning: bool | None = None
     prompt_cache_options: ComparedCacheOptions | None = None
 
 

@@ -89,7 +89,7 @@ async def declare_prefix(request: Request) -> Response:
     template_kwargs, ignored = service.dialect.template_kwargs(chat)
     work = partial(
         public_prefix,
-        service.frontend.tokenizer,
+        service.frontend.tokenizer.encode_chat,
         messages,
         tools=tools,
         template_kwargs=template_kwargs,
