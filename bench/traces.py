@@ -38,7 +38,7 @@ def agents(
     What all sessions share (tools and system prompt) is the same tokens in all of them. Sessions
     whose prompts exceed ``longest`` tokens are left out.
     """
-    source = _lines(data / "agents/coding_sessions.jsonl.gz") if data else _made_up_sessions(seed)
+    source = records(data / "agents/coding_sessions.jsonl.gz") if data else _made_up_sessions(seed)
     conversations: list[Conversation] = []
     for session in source:
         turns = _session(session, requests, block, pace, seed)
@@ -86,7 +86,7 @@ def chat_trace(
     conversations with a prompt of
     more than ``longest`` tokens are left out.
     """
-    source = _lines(data / "mooncake/conversation_trace.jsonl") if data else _made_up_chat(seed)
+    source = records(data / "mooncake/conversation_trace.jsonl") if data else _made_up_chat(seed)
     talks: dict[tuple[int, ...], list[Record]] = {}
     for record in source:
         # The first block is common to many; the second tells conversations apart.
@@ -119,7 +119,8 @@ def _tokens(names: list[Any], block: int, seed: int) -> list[int]:
     return [token for name in names for token in drawn((seed, name), block)]
 
 
-def _lines(path: Path) -> Iterator[Record]:
+def records(path: Path) -> Iterator[Record]:
+    """The JSON objects of a file, a line each; it may be compressed."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as lines:
         yield from map(json.loads, lines)

@@ -18,7 +18,6 @@ from radixserve.config import (
     EngineConfig,
     KvDtype,
     LoadFormat,
-    Policy,
     Quantization,
 )
 from radixserve.errors import ConfigError, ModelError, RadixServeError
@@ -26,13 +25,13 @@ from radixserve.terminal.chat import chat
 from radixserve.terminal.doctor import doctor
 from radixserve.terminal.lint import lint
 from radixserve.terminal.options import (
-    BATCH,
     MEMORY,
     MODEL,
     SERVER,
     ApiKeys,
     AuditLog,
     BatchedTokens,
+    CachePolicy,
     Canonical,
     Deterministic,
     DrainTimeout,
@@ -52,6 +51,7 @@ from radixserve.terminal.options import (
     QueueTimeout,
     ReasoningParser,
     RecordTrace,
+    SchedulingPolicy,
     StepTimeout,
     Tenants,
     TensorParallelSize,
@@ -238,15 +238,11 @@ def serve(
     ] = DEFAULTS.page_size,
     no_prefix_cache: NoPrefixCache = False,
     keep_share: KeepShare = DEFAULTS.keep_share,
+    cache_policy: CachePolicy = DEFAULTS.cache_policy,
     max_num_seqs: MaxSeqs = 0,
     max_num_batched_tokens: BatchedTokens = 0,
     long_prefill_token_threshold: LongPrefill = DEFAULTS.long_prefill_token_threshold,
-    scheduling_policy: Annotated[
-        Policy,
-        option(
-            "--scheduling-policy", panel=BATCH, help="fcfs, or priority: the lower number first."
-        ),
-    ] = DEFAULTS.scheduling_policy,
+    scheduling_policy: SchedulingPolicy = DEFAULTS.scheduling_policy,
     max_passes: MaxPasses = DEFAULTS.max_passes,
     max_queue: MaxQueue = DEFAULTS.max_queue,
     queue_timeout: QueueTimeout = None,
@@ -305,6 +301,7 @@ def serve(
             num_pages=num_pages,
             prefix_cache=not no_prefix_cache,
             keep_share=keep_share,
+            cache_policy=cache_policy,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             long_prefill_token_threshold=long_prefill_token_threshold,

@@ -11,6 +11,7 @@ from radixserve.errors import ConfigError
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "priority"]
+CachePolicy = Literal["lru", "adaptive"]
 Device = Literal["auto", "cpu", "cuda"]
 KvDtype = Literal["auto", "fp8", "fp8_e4m3", "int8"]
 Quantization = Literal["none", "int8"]
@@ -24,6 +25,7 @@ CHOICES = {
     "quantization": get_args(Quantization),
     "attention_backend": get_args(Backend),
     "scheduling_policy": get_args(Policy),
+    "cache_policy": get_args(CachePolicy),
 }
 
 BY_DEVICE = {"max_num_seqs": (64, 256), "max_num_batched_tokens": (512, 8192)}
@@ -91,6 +93,9 @@ class EngineConfig:
     prefix_cache: bool = True
     keep_share: float = 0.5
     """Part of its pages that a tenant may keep for a time, unless its own terms say."""
+    cache_policy: CachePolicy = "lru"
+    """What goes under pressure. lru: what was used longest ago; adaptive: newcomers, as long as
+    what they would push out is likely to be used soon."""
 
     max_num_seqs: int = 0
     """Requests that run at once; 0 is 64 on a CPU, 256 on a GPU."""

@@ -96,6 +96,7 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
     arguments += " --chat-template c.jinja --threads 2 --seed 7"
     arguments += " --kv-cache-dtype int8 --quantization int8"
     arguments += " --attention-backend native --no-cascade-attention"
+    arguments += " --cache-policy adaptive"
     arguments += " --gpu-memory-utilization 0.5 --enforce-eager --torch-compile"
     code, _, errors = invoke(*arguments.split())
     assert (code, errors) == (0, "")
@@ -123,6 +124,7 @@ def test_options_reach_the_engine(config: list[EngineConfig]):
             max_num_batched_tokens=50,
             long_prefill_token_threshold=20,
             prefix_cache=False,
+            cache_policy="adaptive",
             scheduling_policy="priority",
             max_queue=5,
             chat_template="c.jinja",

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable
 from operator import attrgetter
 
+from radixserve.cache.admission import Admission
 from radixserve.cache.ghosts import Ghosts
 from radixserve.cache.pages import PagePool
 from radixserve.cache.quota import Account, Accounts
@@ -15,13 +16,29 @@ from radixserve.cache.tree import RadixTree
 class Allocator:
     """Takes pages from the pool, evicts when it is empty, and keeps account of both."""
 
-    __slots__ = ("accounts", "evicted", "ghosts", "pool", "tree")
+    __slots__ = ("accounts", "admission", "evicted", "ghosts", "owed", "pool", "tree")
 
-    def __init__(self, pool: PagePool, tree: RadixTree, accounts: Accounts):
+    def __init__(
+        self,
+        pool: PagePool,
+        tree: RadixTree,
+        accounts: Accounts,
+        admission: Admission | None = None,
+    ):
         self.pool, self.tree, self.accounts = pool, tree, accounts
+        self.admission = admission
         self.evicted = 0
         """Pages evicted so far."""
+        self.owed = 0
+        """Those of them that were young when somebody needed them."""
         self.ghosts = Ghosts(pool.num_pages)
+
+    def begin_step(self) -> int:
+        """As the pool does, and say when it was. O(1) amortized."""
+        step = self.pool.begin_step()
+        if self.admission is not None:
+            self.admission.begin_step(step)
+        return step
 
     def take(self, count: int, account: Account, *, alone: bool) -> array[int] | None:
         """``count`` pages for ``account``; ``alone`` says that nobody else holds any.
@@ -91,14 +108,27 @@ class Allocator:
         return freed
 
     def _shrink(self, victim: Account, count: int, account: Account | None) -> int:
-        """Evict up to ``count`` pages of ``victim``, coldest first; returns how many it were."""
-        pool, order = self.pool, victim.order
-        freed = 0
-        while freed < count and (leaf := order.pop(pool.ended, self.accounts.time)) is not None:
-            self.ghosts.note(leaf, count - freed, self.tree.block, own=victim is account)
-            pages = self.tree.trim(leaf, count - freed)
+        """Evict up to ``count`` pages of ``victim``; returns how many it were. The coldest go
+        first, or those that ``radixserve.cache.admission`` says."""
+        pool, order, admission = self.pool, victim.order, self.admission
+        if account is None:
+            admission = None
+        old = pool.ended if admission is None else min(pool.ended, admission.old())
+        now, freed = self.accounts.time, 0
+        while freed < count and (leaf := order.pop(pool.ended, now, old)) is not None:
+            most, last_use = count - freed, leaf.last_use
+            young = last_use > old and leaf.kept >= 0
+            if young and leaf.newcomer:
+                most = min(most, leaf.newcomer)
+            self.ghosts.note(leaf, most, self.tree.block, own=victim is account)
+            leaf.newcomer = max(0, leaf.newcomer - most)
+            pages = self.tree.trim(leaf, most)
             pool.give_back(pages, unused=True)
             freed += len(pages)
+            if admission is not None:
+                admission.reuse.gone(admission.age(last_use), len(pages))
+                if young:
+                    self.owed += len(pages)
         if freed:
             self.evicted += freed
             victim.suffered += freed

@@ -41,6 +41,7 @@ class Lease:
         "missed",
         "namespace",
         "open_kept",
+        "owed",
         "pages",
         "pending",
         "public",
@@ -90,6 +91,8 @@ class Lease:
         """How long its open block is to be kept once it is released."""
         self.session: tuple[str, int] | None = None
         """The conversation that ends with it for now, and how much of that was there before."""
+        self.owed = 0
+        """Pages that were young when it took them, see ``radixserve.cache.admission``."""
 
     def __enter__(self) -> Lease:
         return self
@@ -232,6 +235,8 @@ class Lease:
         cache.give_back(self.account, private if leaf is None else private[1:])
         if keep:
             self._end_session(leaf or self.anchor)
+            if cache.allocator.admission is not None and (self.owed or self.anchor.newcomer):
+                cache.allocator.admission.pay(self.anchor, self.owed)
             cache.unpin(self.anchor)
         else:
             cache.drop(self.anchor)

@@ -107,6 +107,7 @@ def _check_node(cache: PrefixCache, node: Node) -> None:
         _demand(bool(child.key) and blocks == len(child.pages), "a node's key and pages differ")
         if tree.is_open(child):
             _demand(child.children is None and blocks == 1, "an open leaf is not a leaf")
+    _demand(0 <= node.newcomer <= len(node.pages), "a newcomer has more pages than its node")
     for first, second in pairwise(keys):
         _demand(first < second, "a node's children are out of order")
         _demand(first[:size] != second[:size], "two children begin with the same block")

@@ -35,6 +35,7 @@ class Node:
         "key",
         "keys",
         "last_use",
+        "newcomer",
         "pages",
         "parent",
         "pins",
@@ -66,6 +67,8 @@ class Node:
         self.hits = 0
         self.kept = 0
         """How long it stays before others; see ``radixserve.cache.keeping``."""
+        self.newcomer = 0
+        """Pages at its end that go before what is young, see ``radixserve.cache.admission``."""
         self.attached = True
         """False once a purge has cut it off: nobody can find it any more."""
 
@@ -88,6 +91,15 @@ class Node:
         if self.keys is None or self.children is None or place == len(self.keys):
             return None
         return self.children[place] if self.keys[place].startswith(key) else None
+
+    def share_newcomer(self, upper: Node) -> None:
+        """``upper`` is the part that a split took off: a newcomer's pages are at the end. O(1)."""
+        upper.newcomer = max(0, self.newcomer - len(self.pages))
+        self.newcomer -= upper.newcomer
+
+    def joined_newcomer(self, above: Node) -> int:
+        """Pages of a newcomer at its end once ``above`` is joined to it. O(1)."""
+        return self.newcomer + (above.newcomer if self.newcomer == len(self.pages) else 0)
 
 
 class Root(Node):

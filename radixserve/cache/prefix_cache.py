@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
+from radixserve.cache.admission import Admission
 from radixserve.cache.allocator import Allocator
 from radixserve.cache.ghosts import Eviction
 from radixserve.cache.identity import block_ids
@@ -15,6 +15,7 @@ from radixserve.cache.ledger import check
 from radixserve.cache.namespace import PUBLIC
 from radixserve.cache.node import Node, Root, Tokens, common_tokens, nearest, page_row, upper
 from radixserve.cache.pages import PageCopy, PagePool
+from radixserve.cache.peek import Peek
 from radixserve.cache.public import PublicPrefixes
 from radixserve.cache.purge import Purge, forget, withdraw
 from radixserve.cache.quota import Account, Accounts
@@ -22,20 +23,6 @@ from radixserve.cache.terms import Keeping, Kept, end_of
 from radixserve.cache.tree import RadixTree
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import TOKEN_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Peek:
-    """What ``acquire`` would find, in tokens."""
-
-    blocks: int
-    """Tokens in whole blocks, reused in place."""
-    copied: int
-    """Tokens of the next block that could be copied."""
-
-    @property
-    def tokens(self) -> int:
-        return self.blocks + self.copied
 
 
 class PrefixCache:
@@ -46,6 +33,7 @@ class PrefixCache:
         page_size: tokens a page.
         enabled: without it nothing is ever matched or kept, and leases only hand out pages.
         keep: part of its pages that a tenant may keep for a time, unless its terms say.
+        admission: says what goes under pressure; without it, what was used longest ago.
     """
 
     __slots__ = (
@@ -59,13 +47,21 @@ class PrefixCache:
         "tree",
     )
 
-    def __init__(self, num_pages: int, page_size: int, *, enabled: bool = True, keep: float = 0.5):
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        enabled: bool = True,
+        keep: float = 0.5,
+        admission: Admission | None = None,
+    ):
         self.page_size = page_size
         self.enabled = enabled
         self.pool = PagePool(num_pages)
         self.accounts = Accounts(num_pages - 1, keep)
         self.tree = RadixTree(page_size, self.accounts)
-        self.allocator = Allocator(self.pool, self.tree, self.accounts)
+        self.allocator = Allocator(self.pool, self.tree, self.accounts, admission)
         self.public = PublicPrefixes(self.tree.block)
         self.leases: set[Lease] = set()
 
@@ -141,6 +137,7 @@ class PrefixCache:
         anchor, at = self._match(tokens, namespace, tenant, reusable, public)
         account = self.accounts.of(tenant) if at < len(public) else anchor.account
         self.accounts.touch(account)
+        was_cold, owed = anchor.pins == 1, self.allocator.owed
         # On the account from now on: it must stay open when the last page on it is evicted.
         account.leases += 1
         wanted = max(0, -(-room // self.page_size) - at // tree.block)
@@ -163,8 +160,11 @@ class PrefixCache:
         anchor.hits += 1
         if self.accounts.marked:
             refresh(tree, anchor if source is None else source, self.time)
+        if was_cold and self.allocator.admission is not None:
+            self.allocator.admission.found(anchor)
         lease = Lease(self, tokens, anchor, account, namespace, keep=keep)
         lease.public = public
+        lease.owed = self.allocator.owed - owed
         lease.published = lease.computed = lease.reused = at // TOKEN_BYTES
         lease.pages = page_row(anchor, pages)
         lease.room = len(lease.pages) * self.page_size
@@ -297,7 +297,7 @@ class PrefixCache:
 
     def begin_step(self) -> int:
         """A step is being planned; pages that come back from now on wait for its end. O(1)."""
-        return self.pool.begin_step()
+        return self.allocator.begin_step()
 
     def end_step(self, step: int) -> None:
         """Every step up to ``step`` has committed or failed. O(pages that waited for it)."""
@@ -320,7 +320,11 @@ class PrefixCache:
 
     def take(self, count: int, account: Account, lease: Lease | None = None) -> array[int] | None:
         """``count`` pages for ``account`` and its ``lease``, if it has one. See ``Allocator``."""
-        return self.allocator.take(count, account, alone=self.leases <= {lease})
+        owed = self.allocator.owed
+        taken = self.allocator.take(count, account, alone=self.leases <= {lease})
+        if lease is not None:
+            lease.owed += self.allocator.owed - owed
+        return taken
 
     def give_back(self, account: Account, pages: Iterable[int]) -> None:
         """``account`` gives back ``pages``, of which others may hold some. O(pages)."""

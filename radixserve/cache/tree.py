@@ -132,11 +132,10 @@ class RadixTree:
         end = node.end - (len(node.key) - at) // TOKEN_BYTES
         upper = self._node(node.key[:at], node.pages[:blocks], parent, end=end)
         upper.pins = 1 if node.pins else 0
-        upper.last_use = node.last_use
-        upper.hits, upper.kept = node.hits, node.kept
+        upper.last_use, upper.hits, upper.kept = node.last_use, node.hits, node.kept
         self._replace(parent, node, upper)
-        node.key = node.key[at:]
-        node.pages = node.pages[blocks:]
+        node.key, node.pages = node.key[at:], node.pages[blocks:]
+        node.share_newcomer(upper)
         node.parent = upper
         upper.keys, upper.children = [node.key], [node]
         return upper
@@ -322,17 +321,18 @@ class RadixTree:
         if node in self._seams or node.kept != child.kept:
             return
         move_sessions(node, parent)
-        child.key = node.key + child.key
-        child.pages = node.pages + child.pages
+        newcomer = child.joined_newcomer(node)
+        child.key, child.pages = node.key + child.key, node.pages + child.pages
         child.parent = parent
         child.hits = max(child.hits, node.hits)
         self._replace(parent, node, child)
         self.nodes -= 1
-        if child.last_use < node.last_use:
+        if child.last_use < node.last_use or child.newcomer != newcomer:
             in_order = child.children is None and not child.pins and child.attached
             if in_order:
                 child.account.order.remove(child)
-            child.last_use = node.last_use
+            child.last_use = max(child.last_use, node.last_use)
+            child.newcomer = newcomer
             if in_order:
                 child.account.order.add(child)
 

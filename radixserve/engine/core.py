@@ -20,13 +20,10 @@ from radixserve.cache.namespace import PUBLIC, on_engine
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.purge import Purge
 from radixserve.config import EngineConfig
+from radixserve.engine.caches import new_cache
 from radixserve.engine.delta import delta_of
 from radixserve.engine.grammars import NO_GRAMMARS, Grammars
-from radixserve.engine.messages import (
-    EngineStats,
-    GenerationDelta,
-    GenerationRequest,
-)
+from radixserve.engine.messages import EngineStats, GenerationDelta, GenerationRequest
 from radixserve.engine.stats import stats_of
 from radixserve.engine.waits import Waits
 from radixserve.errors import EngineDeadError, InvalidRequestError, LostError, RadixServeError
@@ -332,12 +329,7 @@ class EngineCore:
 
     def _empty(self) -> Scheduler:
         info, config = self.runner.info, self.config
-        cache = PrefixCache(
-            info.num_pages,
-            config.page_size,
-            enabled=config.prefix_cache,
-            keep=config.keep_share,
-        )
+        cache = new_cache(info.num_pages, config)
         return Scheduler(
             cache, config, max_model_len=info.max_model_len, eos_tokens=info.eos_token_ids
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from radixserve.cache.prefix_cache import Peek, PrefixCache
+from radixserve.cache.peek import Peek
+from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.scheduling.request import Request
 from radixserve.scheduling.running import RunningRequests
 from radixserve.tokens import TOKEN_BYTES

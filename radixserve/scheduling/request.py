@@ -8,7 +8,8 @@ from typing import Literal
 
 from radixserve.cache.ghosts import Eviction
 from radixserve.cache.lease import Lease
-from radixserve.cache.prefix_cache import Peek, PrefixCache
+from radixserve.cache.peek import Peek
+from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.terms import Keeping, Kept
 from radixserve.scheduling.account import Account
 from radixserve.scheduling.grammar import Matcher

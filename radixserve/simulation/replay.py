@@ -11,10 +11,13 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from radixserve.cache.admission import Reuse
 from radixserve.simulation.paths import Node, path
 from radixserve.simulation.trace import Trace
 
 NEVER = float("inf")
+OVER = -NEVER
+"""The rank of what is known not to be used again: no grace keeps it."""
 
 
 @dataclass(slots=True)
@@ -72,27 +75,42 @@ def optimum(plan: Plan) -> Ranks:
     return ranks.__getitem__
 
 
-def replay(plan: Plan, ranks: Ranks, blocks: int, *, grace: float = 0.0) -> float:
+def replay(
+    plan: Plan,
+    ranks: Ranks,
+    blocks: int,
+    *,
+    ends: Ranks | None = None,
+    grace: float = 0.0,
+    reuse: Reuse | None = None,
+) -> float:
     """The share of prompt tokens that hit, 0 to 1, in a cache of ``blocks`` blocks.
 
     Args:
+        ends: For a request, when each node of its path is given up, in seconds of the trace: what
+            was not used again by then goes before all else.
         grace: Seconds for which nothing that was used goes to make room for a newcomer: what does
             not fit beside it is not kept.
+        reuse: learns this grace from the ages of what is used again and of what goes.
     """
-    kept = _Kept(plan, blocks)
+    kept = _Kept(plan, blocks, reuse)
     hits = 0
     for place, nodes in enumerate(plan.paths):
-        had = kept.reach(nodes)
+        now = plan.times[place]
+        had = kept.reach(nodes, now)
         hits += min(had * plan.block_size, plan.tokens[place] - 1)
-        kept.take(nodes, ranks(place), plan.times[place])
-        kept.shrink(plan.times[place], grace, nodes, had)
+        kept.take(nodes, ranks(place), now)
+        if ends is not None:
+            kept.give_up(nodes, ends(place), now)
+        kept.shrink(now, grace if reuse is None else reuse.patience, nodes, had)
     return hits / max(sum(plan.tokens), 1)
 
 
 class _Kept:
     """Which blocks of which nodes are there: of each node, from its front."""
 
-    def __init__(self, plan: Plan, blocks: int):
+    def __init__(self, plan: Plan, blocks: int, reuse: Reuse | None):
+        self._reuse = reuse
         self._sizes, self._depths = plan.sizes, plan.depths
         self._blocks = blocks
         self._have = [0] * len(plan.sizes)
@@ -100,15 +118,25 @@ class _Kept:
         self._used_at = [-NEVER] * len(plan.sizes)
         self._order: list[tuple[float, int, int]] = []
         """Rank, depth, node; entries whose rank is no longer the node's are passed over."""
+        self._ends: list[tuple[float, float, int]] = []
+        """When it ends, when the node was used last as this was said, node."""
         self._total = 0
 
-    def reach(self, nodes: list[int]) -> int:
+    def reach(self, nodes: list[int], now: float) -> int:
         """Blocks that are there from the front."""
-        reached = 0
+        reached = last = 0
+        used_at = -NEVER
         for node in nodes:
+            if not self._have[node]:
+                break
+            last = last if self._used_at[node] == used_at else reached
+            used_at = self._used_at[node]
             reached += self._have[node]
             if self._have[node] < self._sizes[node]:
                 break
+        if self._reuse is not None and reached:
+            # What is shared with others was used later than the end that only this path has.
+            self._reuse.used(now - used_at, reached - last)
         return reached
 
     def take(self, nodes: list[int], ranks: list[float], now: float) -> None:
@@ -120,6 +148,17 @@ class _Kept:
             self._used_at[node] = now
             heapq.heappush(self._order, (rank, -self._depths[node], node))
 
+    def give_up(self, nodes: list[int], ends: list[float], now: float) -> None:
+        """What ended before ``now``, and note when those of ``nodes`` will, just used."""
+        for node, end in zip(nodes, ends, strict=True):
+            if end < NEVER:
+                heapq.heappush(self._ends, (end, now, node))
+        while self._ends and self._ends[0][0] < now:
+            _, used_at, node = heapq.heappop(self._ends)
+            if self._used_at[node] == used_at and self._have[node]:
+                self._ranks[node] = OVER
+                heapq.heappush(self._order, (OVER, -self._depths[node], node))
+
     def shrink(self, now: float, grace: float, nodes: list[int], had: int) -> None:
         """Let go of what is too much, first of what has the lowest rank; of the newcomer on the
         path ``nodes``, behind the ``had`` blocks that were there before, where only it may go."""
@@ -128,16 +167,18 @@ class _Kept:
             if self._ranks[node] != rank or not self._have[node]:
                 heapq.heappop(self._order)
                 continue
-            if now - self._used_at[node] < grace:
+            if now - self._used_at[node] < grace and rank > OVER:
                 break
-            self._drop(node)
+            self._drop(node, now)
         for node in reversed(nodes):
             if self._total <= self._blocks:
                 return
-            self._drop(node, keep=max(0, had - self._depths[node]))
+            self._drop(node, now, keep=max(0, had - self._depths[node]))
 
-    def _drop(self, node: int, keep: int = 0) -> None:
+    def _drop(self, node: int, now: float, keep: int = 0) -> None:
         gone = min(self._have[node] - keep, self._total - self._blocks)
         if gone > 0:
             self._have[node] -= gone
             self._total -= gone
+            if self._reuse is not None:
+                self._reuse.gone(now - self._used_at[node], gone)

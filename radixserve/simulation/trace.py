@@ -50,6 +50,7 @@ class Call:
     """Of the prompt."""
     end: Node
     """Where the prompt's path ends."""
+    tenant: str = ""
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Trace:
         ids = line.hash_ids if block == 1 else line.hash_ids[block - 1 :: block]
         if ids:
             end = self.paths.add(line.tenant, ids)
-            self.calls.append(Call(line.timestamp / 1000, line.input_length, end))
+            self.calls.append(Call(line.timestamp / 1000, line.input_length, end, line.tenant))
 
     @property
     def distinct(self) -> int:

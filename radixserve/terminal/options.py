@@ -70,6 +70,19 @@ RecordTrace = Annotated[
         metavar="FILE",
     ),
 ]
+CachePolicy = Annotated[
+    Literal["lru", "adaptive"],
+    option(
+        "--cache-policy",
+        panel=MEMORY,
+        help="Who goes under pressure: what was used longest ago, or newcomers while what is there "
+        "is likely to be used soon.",
+    ),
+]
+SchedulingPolicy = Annotated[
+    Literal["fcfs", "priority"],
+    option("--scheduling-policy", panel=BATCH, help="fcfs, or priority: the lower number first."),
+]
 TorchCompile = Annotated[
     bool,
     option(

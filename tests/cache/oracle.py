@@ -10,6 +10,7 @@ import random
 from array import array
 from collections import Counter, deque
 
+from radixserve.cache.admission import Admission
 from radixserve.cache.namespace import PUBLIC
 from radixserve.cache.node import Node, Root, walk
 from radixserve.cache.prefix_cache import PrefixCache
@@ -34,7 +35,9 @@ class Simulation:
     def __init__(self, rng: random.Random, page_size: int, num_pages: int):
         self.rng = rng
         self.size = page_size
-        self.cache = PrefixCache(num_pages, page_size)
+        self.seconds = 0.0
+        admission = Admission(num_pages - 1, lambda: self.seconds) if page_size < 4 else None
+        self.cache = PrefixCache(num_pages, page_size, admission=admission)
         self.kv = [[GARBAGE] * page_size for _ in range(num_pages)]
         self.sequences: list[Sequence] = []
         self.steps: deque[Step] = deque()
@@ -135,6 +138,7 @@ class Simulation:
         if len(self.steps) >= 3:
             self.end_step()
             return
+        self.seconds += (0.01, 0.2, 5.0)[self.cache.now % 3]
         works = []
         for sequence in self.rng.sample(self.sequences, min(3, len(self.sequences))):
             lease = sequence.lease
@@ -297,6 +301,7 @@ class Simulation:
             self._let_go(self.sequences[-1])
         cache = self.cache
         cache.check()
+        self.seen["pages owed"] += cache.allocator.owed
         everything = cache.pool.num_pages - 1
         assert cache.pool.free + cache.tree.evictable == everything
         assert not any(node.pins for root in self._roots() for node in walk(root))

@@ -89,6 +89,23 @@ def test_a_newcomer_takes_nothing_that_was_used_within_the_grace():
     assert replay(plan, least_recently_used(plan), 4, grace=9) == rate(1 + 3, prompts)
 
 
+def test_what_is_given_up_goes_first_unless_it_was_used_again():
+    first, second, third = (1, 2), (4, 5), (7, 8)
+    prompts = [first, second, third, first, second]
+    plan = plan_of(prompts)
+    least = least_recently_used(plan)
+    assert replay(plan, least, 4) == 0
+    # The second goes when the third comes, at 2, if it was given up by then.
+    never = float("inf")
+    for end, hits in ((1.5, 2), (2.0, 0), (never, 0)):
+        ends = [[never], [end], [never], [never], [never]]
+        assert replay(plan, least, 4, ends=ends.__getitem__) == rate(hits, prompts)
+    again = [first, second, second, third, second]
+    plan = plan_of(again)
+    ends = [[never], [2.5], [never], [never], [never]]
+    assert replay(plan, least, 4, ends=ends.__getitem__) == rate(4, again)
+
+
 def test_tenants_share_nothing():
     trace = Trace(block_size=10)
     for tenant in ("a", "b", "a"):
