@@ -269,7 +269,8 @@ def draw(results: Numbers, path: Path) -> None:
         panel.invert_yaxis()
         panel.axvline(99, color=plot.LIMIT, linestyle="--", linewidth=1)
         plot.style(panel, title=title, x="%")
-    axes[0].legend(fontsize=7)
+    named = axes[0].get_legend_handles_labels()
+    figure.legend(*named, loc="outside lower center", ncols=len(WAYS), fontsize=7, frameon=False)
     plot.save(figure, path)
 
 
