@@ -355,7 +355,8 @@ def run(
 
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("radixserve").setLevel(log_level.upper())
-    tenants, prefixes = tenants_of(settings), prefixes_of(settings)
+    tenants = tenants_of(settings)
+    prefixes = prefixes_of(settings, tenants)
     with Audit(settings.audit_log) as audit, Recorder(settings.record_trace) as recorder:
         listener = listen(host, port)
         if tenants.roster is None and not is_loopback(listener.getsockname()[0]):

@@ -22,6 +22,7 @@ from radixserve.server.parameters import stream_options
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream, event
 from radixserve.server.tally import Tally
+from radixserve.server.tenants.auth import EXPLAIN_HEADER
 from radixserve.server.tenants.visit import Visit
 from radixserve.server.wire import Completion, GenerationFields, PromptLogprobs
 
@@ -131,7 +132,12 @@ async def respond(
     """
     service: Service = request.app.state.service
     visit: Visit = request.state.visit
-    headers = headers_of(service, prompts[0], [*ignored, *envelope.ignored], canonical)
+    ignored = [*ignored, *envelope.ignored]
+    if envelope.stream and not envelope.include_usage:
+        # There is no usage that could explain it.
+        asked = {"explain": envelope.explain, EXPLAIN_HEADER: visit.tally.explain}
+        ignored += [name for name, explains in asked.items() if explains]
+    headers = headers_of(service, prompts[0], ignored, canonical)
     visit.tally.explain = visit.tally.explain or envelope.explain
     deltas = service.answers(prompts, visit)
     if envelope.stream:

@@ -16,7 +16,7 @@ from radixserve.explain.walk import text_of
 from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.beams import beams_of, check_free
 from radixserve.server.dialect import Reading
-from radixserve.server.keeping import Marked, read_marks
+from radixserve.server.keeping import Marked, check_leaves, read_marks
 from radixserve.server.kept import kept_to
 from radixserve.server.parameters import bad_words, check_model, sampling_params, text_request
 from radixserve.server.parsed import Heard, ParsedAnswer, call_id
@@ -128,6 +128,8 @@ def _draft(service: Service, fields: ChatRequest, headers: Headers, id: str) -> 
         continuation=bool(fields.continue_final_message),
         most=service.frontend.most,
     )
+    if fields.asks_to_prewarm:
+        check_leaves(draft.cache, prefix_cache=card.prefix_cache)
     return replace(draft, beams=beams_of(fields, sampling, card, most=service.frontend.most))
 
 

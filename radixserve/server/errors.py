@@ -32,6 +32,10 @@ MAX_RETRY_AFTER = 120
 
 PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
 MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`")
+SURROGATE = re.compile(r"(?:surrogate|end of hex escape).*\(byte (?P<byte>\d+)\)")
+MOST_AFTER_HALF = 11
+HALF_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?$).{,5}$", re.DOTALL)
+"""The first half of a pair so near to the end that the decoder takes the second one for cut off."""
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
@@ -55,6 +59,9 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
 
     def short(self) -> tuple[str, str | None]:
         """Message and param; whatever of them came from the client is cut to size."""
@@ -133,16 +140,26 @@ def to_api_error(error: Exception) -> ApiError:
             return _server_error("The server failed on this request.", "internal_error")
 
 
-def invalid_json(error: Exception, within: str = "") -> ApiError:
+def invalid_json(error: Exception, within: str = "", data: bytes = b"") -> ApiError:
     """What the decoder found: no JSON, a missing field, or a value of the wrong type.
 
     Args:
         within: The path of what was decoded, if that is not the body.
+        data: What was decoded, if it was JSON.
     """
     if isinstance(error, RecursionError):
         return ApiError(status=400, message="The body is nested too deeply.", code="invalid_json")
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
+        half = SURROGATE.search(text)
+        if half or HALF_AT_END.search(data, max(0, len(data) - MOST_AFTER_HALF)):
+            place = f"byte {half['byte']}" if half else "its end"
+            return ApiError(
+                status=400,
+                message=f"The body is not valid text: a lone surrogate, one half of a pair of \\u "
+                f"escapes, stands before {place}. Send both halves, or the character itself.",
+                code="invalid_json",
+            )
         return ApiError(
             status=400,
             message=f"The body is not valid JSON in UTF-8: {text}.",

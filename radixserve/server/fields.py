@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 import msgspec
+from starlette.datastructures import Headers
 
 from radixserve.server.errors import ApiError
 from radixserve.server.limits import Raws
@@ -20,6 +21,7 @@ HEADER = "x-radixserve-ignored"
 CANONICAL = "x-radixserve-canonical"
 MAX_LISTED = 32
 LONGEST_NAME = 64
+YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 LONGEST_NEUTRAL = 64
@@ -158,6 +160,19 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
     if len(listed) > MAX_LISTED:
         shown.append("...")
     return {HEADER: ", ".join(shown)}
+
+
+def is_yes(headers: Headers, name: str) -> bool:
+    """Whether the header ``name`` says yes; one that is not there says no.
+
+    Raises:
+        ApiError: 400, it says neither.
+    """
+    said = headers.get(name, "").strip().lower()
+    if said and said not in (*YES, *NO):
+        message = f"The header {name} must be one of {', '.join((*YES, *NO))}."
+        raise ApiError(status=400, message=message, param=name, code="invalid_value")
+    return said in YES
 
 
 def canonical_header(forms: Sequence[str]) -> dict[str, str]:

@@ -252,11 +252,12 @@ def _sampling(fields: GenerateRequest) -> tuple[SamplingFields, list[str]]:
         ApiError: 400, one of them is of a wrong type or not supported.
     """
     sent = fields.sampling_params or {}
+    data = msgspec.json.encode(sent)
     try:
         ignored = triage(sent, SamplingFields, NEUTRAL_SAMPLING)
-        chosen = msgspec.json.decode(msgspec.json.encode(sent), type=SamplingFields, strict=False)
+        chosen = msgspec.json.decode(data, type=SamplingFields, strict=False)
     except msgspec.DecodeError as error:
-        raise invalid_json(error).within(SAMPLING) from error
+        raise invalid_json(error, data=data).within(SAMPLING) from error
     except ApiError as error:
         raise error.within(SAMPLING) from error
     return chosen, [f"{SAMPLING}.{name}" for name in ignored]

@@ -14,6 +14,9 @@ from msgspec.structs import replace
 from starlette.datastructures import Headers
 
 from radixserve.cache.terms import LONGEST, Keeping, Kept, Mark
+from radixserve.engine.messages import CacheMode
+from radixserve.server.errors import ApiError
+from radixserve.server.fields import is_yes
 from radixserve.server.wire import ChatRequest, CommonFields, invalid
 from radixserve.text.marked import Spot
 from radixserve.tokens import count
@@ -36,7 +39,7 @@ AGENT_HEADER = "x-claude-code-agent-id"
 """Agents of one session each have a conversation of their own."""
 FINAL_HEADER = "x-dynamo-session-final"
 
-DURATION = re.compile(r"(\d{1,9})([smh])")
+DURATION = re.compile(r"([0-9]{1,9})([smh])")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -74,7 +77,7 @@ def seconds_of(value: str | float, param: str) -> int:
             seconds = int(found[1]) * SECONDS[found[2]]
     else:
         seconds = value
-    if not 0 < seconds <= LONGEST:
+    if not 1 <= seconds <= LONGEST:
         raise invalid(
             param,
             f"{param} must be a time from 1s to 24h, as a number of seconds or as 90s, 30m or 12h: "
@@ -126,9 +129,9 @@ def said_besides(fields: CommonFields, headers: Headers) -> tuple[Keeping, list[
     """What is said of a request as a whole, and of the session that it belongs to.
 
     Raises:
-        ApiError: 400, a time cannot be, or a session's name.
+        ApiError: 400, a time cannot be, or a session's name; or a header says neither yes nor no.
     """
-    last = bool(fields.session_end) or headers.get(FINAL_HEADER, "").lower() in ("1", "true")
+    last = bool(fields.session_end) or is_yes(headers, FINAL_HEADER)
     session, ignored = _session(fields, headers)
     if last and not session:
         raise invalid("session_end", "session_end needs session_id, or a header that names it")
@@ -164,6 +167,24 @@ def with_end(keeping: Keeping | None, fields: CommonFields, prompt: bytes) -> Ke
         return keeping
     keeping = keeping or Keeping()
     return replace(keeping, marks=(Mark(count(prompt), implicit), *keeping.marks))
+
+
+def check_leaves(mode: CacheMode, *, prefix_cache: bool) -> None:
+    """See that what is computed to be found later stays in the cache.
+
+    Raises:
+        ApiError: 400, nothing of it would.
+    """
+    if mode != "on":
+        message = "A prewarming with cache.mode off, read-only or no-store would keep nothing"
+        raise invalid("cache.mode", f"{message}: leave it out")
+    if not prefix_cache:
+        raise ApiError(
+            status=400,
+            message="A prewarming would keep nothing: this server was started with "
+            "--no-prefix-cache.",
+            code="unsupported_feature",
+        )
 
 
 def check_session(name: str, param: str) -> None:
@@ -205,6 +226,8 @@ def _ttl(mark: object, path: str) -> str | float | None:
     """
     if not isinstance(mark, Mapping):
         raise invalid(path, f"{path} must be an object", "invalid_type")
+    if mark.get("mode") != "explicit":
+        raise invalid(f"{path}.mode", f"{path}.mode must be explicit: nothing else marks a place")
     ttl = mark.get("ttl")
     if isinstance(ttl, bool) or not isinstance(ttl, str | int | float | None):
         raise invalid(f"{path}.ttl", f"{path}.ttl must be a string", "invalid_type")

@@ -85,7 +85,7 @@ def _decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
         raws = msgspec.json.decode(body, type=Raws)
         return msgspec.json.decode(body, type=type_), raws
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise invalid_json(error) from error
+        raise invalid_json(error, data=body) from error
 
 
 def _check_values(body: bytes) -> None:

@@ -23,9 +23,10 @@ from radixserve.server.errors import AnswerError, ApiError
 from radixserve.server.fields import triage
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, narrowed
-from radixserve.server.prewarm import Prewarmed, PrewarmRequest, warmed
+from radixserve.server.prewarm import Prewarmed, PrewarmRequest, drafted, warmed
 from radixserve.server.service import Service, until_gone
 from radixserve.server.tally import Tally
+from radixserve.server.tenants.registry import Registry
 from radixserve.server.tenants.visit import Visit
 from radixserve.server.wire import invalid
 from radixserve.tenants.file import EVERYBODY, NAME
@@ -113,8 +114,11 @@ class Prefixes:
             )
 
 
-def read_prefixes(path: Path) -> dict[str, FilePrefix]:
+def read_prefixes(path: Path, tenants: Registry) -> dict[str, FilePrefix]:
     """The prefixes of a file: a JSON object of requests to prewarm, by their names.
+
+    Args:
+        tenants: Whose prefixes they can be.
 
     Raises:
         ConfigError: it cannot be read, or is wrong; the message says where.
@@ -124,18 +128,28 @@ def read_prefixes(path: Path) -> dict[str, FilePrefix]:
             data = file.read(LARGEST_FILE + 1)
         if len(data) > LARGEST_FILE:
             raise ConfigError(f"{path} is larger than {LARGEST_FILE} bytes.")
-        found = msgspec.json.decode(data, type=dict[str, FilePrefix])
+        raws = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no file of named prefixes: {error}.") from error
-    for name, fields in found.items():
+    found = {}
+    for name, raw in raws.items():
         try:
             check_name(name)
-            fields.chat()
-        except ApiError as error:
-            raise ConfigError(f"{path}, {name[:64]}: {error.message}") from error
+            found[name] = msgspec.json.decode(raw, type=FilePrefix)
+            drafted(found[name], Headers())
+            if not tenants.named(found[name].tenant):
+                raise invalid("tenant", _no_tenant(found[name].tenant))
+        except (ApiError, msgspec.DecodeError, RecursionError) as error:
+            raise ConfigError(f"{path}, {name[:64]}: {error}") from error
     return found
+
+
+def _no_tenant(name: str) -> str:
+    if name == EVERYBODY.name:
+        return "tenant is required, since this server has tenants"
+    return f"tenant: there is no tenant {name[:64]!r}"
 
 
 def check_name(name: str) -> None:
@@ -190,10 +204,11 @@ async def warm_declared(service: Service, prefixes: Prefixes) -> None:
     for name, fields in prefixes.declared.items():
         tenant = service.tenants.named(fields.tenant)
         if tenant is None:
-            log.error("prefix %s: there is no tenant %r", name, fields.tenant)
+            log.error("prefix %s: %s", name, _no_tenant(fields.tenant))
             continue
         visit = Visit(tenant, service.tenants.meter(tenant), Tally())
         try:
+            check_model(fields.model, service.frontend.card)
             shown, _ = await _computed(service, visit, name, fields, Headers())
         except (ApiError, AnswerError, RadixServeError) as error:
             log.error("prefix %s: %s", name, error)

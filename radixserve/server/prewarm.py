@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from radixserve.scheduling.sampling import SamplingParams
 from radixserve.server.answer import headers_of
 from radixserve.server.conversation import check_messages
 from radixserve.server.fields import triage
-from radixserve.server.keeping import keep_header, seconds_of, taken_out
+from radixserve.server.keeping import check_leaves, keep_header, seconds_of, taken_out
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model, text_request
 from radixserve.server.recall import own_calls, owner_of
@@ -146,41 +145,61 @@ async def warmed(
     return done, said | keep_header(kept)
 
 
-async def _asked(
-    service: Service, tenant: str, fields: PrewarmRequest, headers: Headers
-) -> tuple[TextRequest, list[str], list[str]]:
-    """What the engine is asked, which generates nothing; the fields without effect, and the
-    canonical forms that changed what chats begin with, as they will change these."""
+def drafted(
+    fields: PrewarmRequest, headers: Headers, *, prefix_cache: bool = True
+) -> tuple[ChatRequest, TextRequest]:
+    """``fields`` as a chat, and what the engine is asked, still without its prompt: as far as both
+    can be checked without the model.
+
+    Args:
+        prefix_cache: Whether the server has one.
+
+    Raises:
+        ApiError: 400, a field cannot be.
+    """
     chat = fields.chat()
-    seconds = None if fields.ttl is None else seconds_of(fields.ttl, "ttl")
     draft = text_request(
         chat,
         headers,
         f"warm-{uuid.uuid4().hex}",
         sampling=SamplingParams(max_tokens=0, temperature=0.0),
         continuation=False,
-        most=service.frontend.most,
+        most=1,
     )
+    check_leaves(draft.cache, prefix_cache=prefix_cache)
+    if fields.ttl is None:
+        return chat, draft
+    marks = (Mark(None, seconds_of(fields.ttl, "ttl")),)
+    return chat, replace(draft, keeping=replace(draft.keeping or Keeping(), marks=marks))
+
+
+async def _asked(
+    service: Service, tenant: str, fields: PrewarmRequest, headers: Headers
+) -> tuple[TextRequest, list[str], list[str]]:
+    """What the engine is asked, which generates nothing; the fields without effect, and the
+    canonical forms that changed what chats begin with, as they will change these."""
+    chat, draft = drafted(fields, headers, prefix_cache=service.frontend.card.prefix_cache)
     reading = service.dialect.reading(chat)
     owner = owner_of(tenant, draft)
     own = own_calls(service.memory, owner)
-    messages, tools, canonical = service.canonical.applied(chat.messages, reading.tools, own)
     template_kwargs, ignored = service.dialect.template_kwargs(chat)
+    service.check_length(len(chat.messages), "messages", at_least=True)
     service.check_load()
-    work = partial(
-        public_prefix,
-        chat_encoder(service, chat, owner),
-        messages,
-        tools=tools,
-        template_kwargs=template_kwargs,
-        limit=service.frontend.card.longest,
-    )
-    tokens = await service.text_work(work)
+
+    def encoded() -> tuple[bytes, list[str]]:
+        messages, tools, canonical = service.canonical.applied(chat.messages, reading.tools, own)
+        tokens = public_prefix(
+            chat_encoder(service, chat, owner),
+            messages,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            limit=service.frontend.card.longest,
+        )
+        return tokens, canonical
+
+    tokens, canonical = await service.text_work(encoded)
     if not tokens:
         param = "messages" if chat.messages else "tools"
         message = f"{param}: chats that begin so have no token in common with this template"
         raise invalid(param, message)
-    keeping = draft.keeping or Keeping()
-    if seconds is not None:
-        keeping = replace(keeping, marks=(Mark(None, seconds),))
-    return replace(draft, prompt=tokens, keeping=keeping or None), ignored, canonical
+    return replace(draft, prompt=tokens), ignored, canonical

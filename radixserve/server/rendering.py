@@ -98,12 +98,15 @@ def rendered(
 def chat_encoder(
     service: Service, fields: ChatRequest, owner: Owner | None
 ) -> Callable[..., bytes]:
-    """``Tokenizer.encode_chat`` as requests like ``fields`` have it."""
+    """``Tokenizer.encode_chat`` as requests like ``fields`` have it; it raises ContextLengthError
+    before it tokenizes what must be too long."""
     keeper = owner if _keeps(service, fields) else None
 
     def encode_chat(messages: Dicts, **settings: Any) -> bytes:
         render = partial(service.frontend.tokenizer.render_chat, **settings)
         text = recalled(messages, render, service.memory, keeper).text
+        fewest = service.frontend.tokenizer.fewest_tokens(text)
+        service.check_length(fewest, "messages", at_least=True)
         return service.memory.encode(text, owner, param="messages").tokens
 
     return encode_chat

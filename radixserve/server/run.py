@@ -77,14 +77,14 @@ def tenants_of(settings: Settings) -> Registry:
     return Registry(Roster.of_keys(keys)) if keys else Registry()
 
 
-def prefixes_of(settings: Settings) -> Prefixes:
-    """The prefixes of a file, if there is one.
+def prefixes_of(settings: Settings, tenants: Registry) -> Prefixes:
+    """The prefixes of a file, if there is one, which are those of ``tenants``.
 
     Raises:
         ConfigError: it cannot be read, or is wrong.
     """
     path = settings.prefixes_file
-    return Prefixes(None if path is None else read_prefixes(path))
+    return Prefixes(None if path is None else read_prefixes(path, tenants))
 
 
 def serve_until_stopped(

@@ -133,13 +133,14 @@ class ChatRequest(GenerationFields, kw_only=True):
     @property
     def prewarms(self) -> bool:
         """Whether nothing is to be generated: the prompt alone is wanted in the cache."""
-        options = self.prompt_cache_options
         nothing = self.max_tokens == 0 and self.max_completion_tokens is None
-        return bool(
-            self.prewarm
-            or (options is not None and options.prewarm)
-            or (nothing and self.prompt_logprobs is None)
-        )
+        return self.asks_to_prewarm or (nothing and self.prompt_logprobs is None)
+
+    @property
+    def asks_to_prewarm(self) -> bool:
+        """Whether it says so in so many words."""
+        options = self.prompt_cache_options
+        return bool(self.prewarm or (options is not None and options.prewarm))
 
 
 class CompletionRequest(GenerationFields, kw_only=True):

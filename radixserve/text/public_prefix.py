@@ -46,6 +46,8 @@ def public_prefix(
                     add_generation_prompt=role == "user",
                     template_kwargs=template_kwargs,
                 )
+            except ContextLengthError:
+                raise
             except InvalidRequestError as error:
                 refusal = refusal or error
                 break

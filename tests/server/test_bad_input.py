@@ -44,6 +44,36 @@ def test_what_is_not_json_is_said_not_to_be(client: TestClient, body: bytes):
     assert chat(client).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (b'{"user": "\\ud800"}', "its end"),
+        (b'{"user": "\\uDBff"}\n', "its end"),
+        (b'{"user": "\\ud800 and", "messages": []}', "byte 16"),
+        (b'{"user": "\\ud800\\u0041", "messages": []}', "byte 22"),
+        (b'{"user": "\\udfff"}', "byte 16"),
+    ],
+)
+def test_half_a_surrogate_pair_is_called_so(client: TestClient, body: bytes, place: str):
+    error = error_of(send(client, body))
+    assert "a lone surrogate" in error["message"]
+    assert f"stands before {place}." in error["message"]
+
+
+@pytest.mark.parametrize("end", [b"\\ud83d", b"\\ud83d\\", b"\\ud83d\\ude0", b""])
+def test_a_body_that_is_cut_is_called_so(client: TestClient, end: bytes):
+    error = error_of(send(client, b'{"user": "' + end))
+    assert "Input data was truncated" in error["message"]
+
+
+@pytest.mark.parametrize("name", ["suffix", "audio", "unknown", "echo", "regex", "metadata"])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+def test_half_a_surrogate_pair_harms_no_route(client: TestClient, name: str, path: str):
+    fields = {"messages": USER, "prompt": "Hi", "input": "Hi", "max_tokens": 1, name: "\ud800"}
+    answer = send(client, json.dumps(fields), f"/v1/{path}")
+    assert answer.status_code in (200, 400)
+
+
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"text"', b"1"])
 def test_a_body_must_be_an_object(client: TestClient, body: bytes):
     assert refused(send(client, body)) == (None, "invalid_type")

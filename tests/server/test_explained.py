@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from radixserve.server.app import create_app
-from tests.server.asking import complete, error_of
+from tests.server.asking import USER, complete, error_of, events
 from tests.server.fake import FakeFrontend
 from tests.server.stack import CHAT, Stack, cached, stack, usage
 
@@ -292,6 +292,41 @@ def test_usage_says_why_on_request(tmp_path: Path, stream: bool, header: bool):
         assert warm["time_saved_ms"] > 0.0
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "listed"),
+    [
+        ({"explain": True}, {}, "explain"),
+        ({}, {"x-radixserve-explain": "on"}, "x-radixserve-explain"),
+        ({"explain": False}, {"x-radixserve-explain": "no"}, None),
+        ({"explain": True, "stream_options": {"include_usage": True}}, {}, None),
+    ],
+)
+def test_a_stream_without_usage_says_that_it_explains_nothing(
+    client: TestClient, fields: Any, headers: dict[str, str], listed: str | None
+):
+    for path, body in (("chat/completions", {"messages": USER}), ("completions", {"prompt": "Hi"})):
+        answer = client.post(
+            f"/v1/{path}", json={**body, "stream": True, **fields}, headers=headers
+        )
+        assert answer.headers.get("x-radixserve-ignored") == listed
+        id = events(answer)[0]["id"]
+        assert client.get(f"/v1/cache/requests/{id}").json()["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize("name", ["x-radixserve-explain", "x-dynamo-session-final"])
+def test_headers_that_say_neither_yes_nor_no_are_refused(client: TestClient, name: str):
+    for word in ("maybe", "2", "tru"):
+        error = error_of(
+            client.post("/v1/completions", json={"prompt": "Hi"}, headers={name: word})
+        )
+        assert (error["param"], error["code"]) == (name, "invalid_value")
+        assert "1, true, yes, on, 0, false, no, off" in error["message"]
+    for word in ("TRUE", "1", "off", "false", ""):
+        headers = {name: word, "x-session-id": "s"}
+        answer = client.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
+        assert answer.status_code == 200
 
 
 def test_nobody_is_told_of_what_is_unknown(client: TestClient):

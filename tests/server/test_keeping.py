@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
@@ -18,7 +20,7 @@ from radixserve.server.keeping import (
 )
 from radixserve.server.wire import ChatRequest, PromptCacheOptions
 from radixserve.text.marked import Spot
-from tests.server.asking import chat, complete, refused
+from tests.server.asking import chat, complete, error_of, refused
 from tests.server.fake import FakeFrontend
 from tests.server.stack import CHAT, Stack, stack, usage
 
@@ -42,20 +44,36 @@ def read(messages: list[dict[str, Any]], headers: Any = None, **fields: Any):
 
 @pytest.mark.parametrize(
     ("sent", "seconds"),
-    [("30m", 1800), ("12h", 43_200), ("90s", 90), ("24h", 86_400), (5, 5), (0.2, 1), (1.5, 2)],
+    [("30m", 1800), ("12h", 43_200), ("90s", 90), ("24h", 86_400), (5, 5), (1, 1), (1.5, 2)],
 )
 def test_times_are_numbers_of_seconds_or_have_a_unit(sent: Any, seconds: int):
     assert seconds_of(sent, "ttl") == seconds
 
 
 @pytest.mark.parametrize(
-    "sent", [-1, 0, 86_401, float("inf"), float("nan"), "-5m", "25h", "0s", "5", "m", "", "forever"]
+    "sent",
+    [
+        -1,
+        0,
+        86_401,
+        float("inf"),
+        float("nan"),
+        "-5m",
+        "25h",
+        "0s",
+        "5",
+        "m",
+        "",
+        "forever",
+        0.999,
+        "٣m",
+    ],
 )
 @pytest.mark.parametrize("where", ["options", "part", "keep_for"])
 def test_times_that_cannot_be_are_refused_with_their_place(
     client: TestClient, sent: Any, where: str
 ):
-    if isinstance(sent, float):
+    if isinstance(sent, float) and not math.isfinite(sent):
         sent = {"inf": 1e300, "nan": -1e300}[str(sent)]
     mark = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": sent}}
     fields: dict[str, dict[str, Any]] = {
@@ -162,8 +180,19 @@ def test_what_cannot_name_a_session_is_refused_or_ignored(client: TestClient):
             "messages.0.content.0.prompt_cache_breakpoint",
         ),
         (
-            {"messages": [user(part("a", prompt_cache_breakpoint={"ttl": [1]}))]},
+            {
+                "messages": [
+                    user(part("a", prompt_cache_breakpoint={"mode": "explicit", "ttl": [1]}))
+                ]
+            },
             "messages.0.content.0.prompt_cache_breakpoint.ttl",
+        ),
+        *(
+            (
+                {"messages": [user(part("a", prompt_cache_breakpoint=mark))]},
+                "messages.0.content.0.prompt_cache_breakpoint.mode",
+            )
+            for mark in ({"mode": "implicit"}, {"mode": 5}, {}, {"foo": 1}, {"ttl": "5m"})
         ),
     ],
 )
@@ -350,6 +379,28 @@ def test_a_prewarming_that_cannot_be_is_refused_as_a_chat_is(tmp_path, body: Any
             assert refused(await server.ask("/v1/cache/prewarm", **body))[0] == param
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["off", "read-only", "no-store"])
+def test_a_prewarming_that_would_keep_nothing_is_refused(
+    client: TestClient, frontend: FakeFrontend, mode: str
+):
+    body = {"messages": [{"role": "system", "content": "Hi"}], "cache": {"mode": mode}}
+    for path, method in (("/v1/cache/prewarm", "POST"), ("/v1/cache/prefixes/a", "PUT")):
+        answer = client.request(method, path, json=body)
+        assert refused(answer) == ("cache.mode", "invalid_value")
+        assert "keep nothing" in error_of(answer)["message"]
+    for fields in ({"prewarm": True}, {"prompt_cache_options": {"prewarm": True}}):
+        assert refused(chat(client, cache={"mode": mode}, **fields))[0] == "cache.mode"
+    assert chat(client, cache={"mode": mode}, max_tokens=0).status_code == 200
+    assert len(frontend.requests) == 1
+
+
+def test_without_a_cache_nothing_can_be_prewarmed(client: TestClient, frontend: FakeFrontend):
+    frontend.card = replace(frontend.card, prefix_cache=False)
+    body = {"messages": [{"role": "system", "content": "Hi"}]}
+    assert refused(client.post("/v1/cache/prewarm", json=body)) == (None, "unsupported_feature")
+    assert refused(chat(client, prewarm=True)) == (None, "unsupported_feature")
 
 
 # Sessions

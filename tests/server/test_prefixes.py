@@ -13,6 +13,8 @@ from starlette.testclient import TestClient
 from radixserve.errors import ConfigError
 from radixserve.server.app import create_app
 from radixserve.server.prefixes import MOST_OF_A_TENANT, Prefixes, read_prefixes
+from radixserve.server.tenants.registry import Registry
+from radixserve.tenants.file import Roster, Tenant
 from tests.server.asking import error_of, refused
 from tests.server.fake import FakeFrontend
 from tests.server.stack import CHAT, stack, usage
@@ -97,6 +99,34 @@ def test_a_prefix_that_cannot_be_is_refused(name: str, body: Any, param: str):
         assert error_of(answer, 404 if param == "model" else 400)["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/cache/prewarm"),
+        ("PUT", f"{PATH}/long"),
+        ("PUT", "/v1/cache/public/long"),
+    ],
+)
+def test_what_must_be_too_long_is_refused_before_it_is_tokenized(method: str, path: str):
+    frontend = FakeFrontend()
+    rendered = []
+    render = frontend.tokenizer.render_chat
+
+    def counted(*arguments: Any, **settings: Any) -> str:
+        rendered.append(arguments)
+        return render(*arguments, **settings)
+
+    frontend.tokenizer.render_chat = counted  # type: ignore[method-assign]
+    with TestClient(create_app(frontend)) as client:
+        long = {"role": "system", "content": "x" * 1000}
+        answer = client.request(method, path, json={"messages": [long]})
+        assert refused(answer) == ("messages", "context_length_exceeded")
+        assert (len(rendered), frontend.tokenizer.encoded) == (1, 0)
+        answer = client.request(method, path, json={"messages": [USER] * 200})
+        assert refused(answer) == ("messages", "context_length_exceeded")
+        assert (len(rendered), frontend.tokenizer.encoded) == (1, 0)
+
+
 class FakeTemplates(FakeFrontend):
     """Its tokenizer encodes chats."""
 
@@ -116,23 +146,23 @@ def write(directory: Path, prefixes: Any) -> Path:
     return path
 
 
-def test_those_of_a_file_are_computed_at_the_start(tmp_path):
-    declared = read_prefixes(
-        write(
-            tmp_path,
-            {
-                "kind": {"messages": [SYSTEM], "ttl": "1h"},
-                "broken": {"messages": [{"role": "system", "content": 5}]},
-                "elsewhere": {"messages": [SYSTEM], "tenant": "nobody"},
-            },
-        )
-    )
+def test_those_of_a_file_are_computed_at_the_start(tmp_path, caplog):
+    prefixes = {
+        "broken": {"messages": [{"role": "system", "content": 5}]},
+        "other": {"messages": [SYSTEM], "model": "other"},
+        "kind": {"messages": [SYSTEM], "ttl": "1h"},
+    }
+    declared = read_prefixes(write(tmp_path, prefixes), Registry())
 
     async def scenario() -> None:
         async with stack(tmp_path, page_size=4, prefixes=Prefixes(declared)) as server:
             while not (found := (await server.client.get(PATH)).json()["data"]):
                 await asyncio.sleep(0)
             assert [each["name"] for each in found] == ["kind"]
+            broken, other = (record.getMessage() for record in caplog.records[:2])
+            assert broken.startswith("prefix broken: ")
+            assert len(broken) > len("prefix broken: ")
+            assert "The model 'other' does not exist here" in other
             asked = await server.ask(CHAT, messages=[SYSTEM, USER], max_tokens=1)
             cached = usage(asked)["prompt_tokens_details"]["cached_tokens"]
             assert cached >= found[0]["tokens"]
@@ -146,8 +176,14 @@ def test_those_of_a_file_are_computed_at_the_start(tmp_path):
     [
         ("", "no file of named prefixes"),
         ("[]", "no file of named prefixes"),
-        ('{"a": {"messages": 5}}', r"messages"),
-        ('{"a": {"message": []}}', "message"),
+        ('{"a": {"messages": 5}}', r"prefixes\.json, a: .*messages"),
+        ('{"a": {"message": []}}', "a: .*message"),
+        ('{"a": {"ttl": "forever", %s}}', "prefixes.json, a: ttl must be a time from 1s to 24h"),
+        ('{"a": {"priority": 99999999999999, %s}}', "a: priority must be"),
+        ('{"a": {"cache_salt": "", %s}}', "a: cache_salt must have"),
+        ('{"a": {"timeout": 0, %s}}', "a: timeout must be above 0"),
+        ('{"a": {"tenant": "nobody", %s}}', "a: tenant: there is no tenant 'nobody'"),
+        ('{"a": {%s}, "b": {"ttl": 0, %s}}', "b: ttl must be"),
         ('{"a": {}}', "a: Send messages"),
         ('{"a": {"messages": [{"content": "x"}]}}', r"messages\.0\.role"),
         ('{"/": {"messages": [{"role": "system", "content": "x"}]}}', "name"),
@@ -156,10 +192,19 @@ def test_those_of_a_file_are_computed_at_the_start(tmp_path):
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_the_place(tmp_path, text: str, reason: str):
+    text = text.replace("%s", f'"messages": [{json.dumps(SYSTEM)}]')
     with pytest.raises(ConfigError, match=reason):
-        read_prefixes(write(tmp_path, text))
+        read_prefixes(write(tmp_path, text), Registry())
+
+
+def test_on_a_server_with_tenants_a_prefix_is_somebodys(tmp_path):
+    tenants = Registry(Roster.of([Tenant(name="acme")]))
+    path = write(tmp_path, {"a": {"messages": [SYSTEM], "tenant": "acme"}})
+    assert read_prefixes(path, tenants)["a"].tenant == "acme"
+    with pytest.raises(ConfigError, match="a: tenant is required"):
+        read_prefixes(write(tmp_path, {"a": {"messages": [SYSTEM]}}), tenants)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_prefixes(tmp_path / "none.json")
+        read_prefixes(tmp_path / "none.json", Registry())

@@ -21,6 +21,8 @@ def marked(message: dict[str, Any], control: object, ignored: set[str]) -> dict[
         if not isinstance(control, dict) or control.get("type") != "ephemeral":
             raise ValueError
         ttl = control.get("ttl")
+        if isinstance(ttl, bool):
+            raise TypeError
         seconds = seconds_of(TTL if ttl is None else ttl, "cache_control")
     except (ValueError, TypeError, ApiError):
         ignored.add("cache_control")

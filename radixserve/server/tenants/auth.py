@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixserve.server.errors import ApiError
+from radixserve.server.fields import is_yes
 from radixserve.server.tenants.visit import Need, Visit
 from radixserve.tenants.file import EVERYBODY, Tenant
 from radixserve.tenants.keys import LONGEST_KEY
@@ -57,14 +58,14 @@ class Authentication:
         started = perf_counter()
         try:
             tenant = self._tenant(scope)
+            explain = is_yes(Headers(scope=scope), EXPLAIN_HEADER)
         except ApiError as error:
             await error.response(scope)(scope, receive, send)
             self._service.audit.note(scope, None, perf_counter() - started)
             return
         meter = self._service.tenants.meter(tenant)
         visit = scope["state"]["visit"] = Visit(tenant, meter, scope["state"]["tally"])
-        wanted = Headers(scope=scope).get(EXPLAIN_HEADER, "")
-        visit.tally.explain = wanted.strip().lower() in ("1", "true", "yes", "on")
+        visit.tally.explain = explain
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -18,6 +18,7 @@ from radixserve.server.errors import ApiError
 from radixserve.server.fields import canonical_header, ignored_header
 from radixserve.server.limits import decode, read_body
 from radixserve.server.parameters import check_model
+from radixserve.server.rendering import chat_encoder
 from radixserve.server.service import Service
 from radixserve.server.tenants.declared import PublicPrefix
 from radixserve.server.tenants.visit import Visit
@@ -82,6 +83,7 @@ async def declare_prefix(request: Request) -> Response:
     )
     if not (chat.messages or chat.tools):
         raise invalid("messages", "Send messages, tools or both: what is to be shared")
+    service.check_length(len(chat.messages), "messages", at_least=True)
     if chat.messages:
         check_messages(chat.messages)
     reading = service.dialect.reading(chat)
@@ -89,12 +91,12 @@ async def declare_prefix(request: Request) -> Response:
     template_kwargs, ignored = service.dialect.template_kwargs(chat)
     work = partial(
         public_prefix,
-        service.frontend.tokenizer.encode_chat,
+        chat_encoder(service, chat, None),
         messages,
         tools=tools,
         template_kwargs=template_kwargs,
         page_size=card.page_size,
-        limit=card.max_model_len,
+        limit=card.longest,
     )
     tokens = await service.text_work(work)
     if not tokens:

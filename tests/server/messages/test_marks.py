@@ -50,7 +50,9 @@ def test_marks_on_calls_and_results_stand_on_their_messages():
 @pytest.mark.parametrize(
     "control",
     ["yes", 5, [], {}, {"type": "other"}, {"type": "ephemeral", "ttl": "-5m"},
-     {"type": "ephemeral", "ttl": "forever"}, {"type": "ephemeral", "ttl": []}],
+     {"type": "ephemeral", "ttl": "forever"}, {"type": "ephemeral", "ttl": []},
+     {"type": "ephemeral", "ttl": True}, {"type": "ephemeral", "ttl": 0.999},
+     {"type": "ephemeral", "ttl": "٣m"}],
 )  # fmt: skip
 def test_what_is_no_mark_is_ignored_and_listed(client, frontend: FakeFrontend, control: Any):
     for fields in (

@@ -202,13 +202,13 @@ def test_a_right_that_is_lost_while_the_prompt_is_rendered_declares_nothing(
     async def scenario() -> None:
         tenants = registry(ALICE)
         async with shared(tmp_path, tenants=tenants) as server:
-            encode_chat = server.engine.tokenizer.encode_chat
+            render_chat = server.engine.tokenizer.render_chat
 
-            def encode(*arguments: Any, **settings: Any) -> bytes:
+            def render(*arguments: Any, **settings: Any) -> str:
                 tenants.roster = registry(FILE).roster
-                return encode_chat(*arguments, **settings)
+                return render_chat(*arguments, **settings)
 
-            monkeypatch.setattr(server.engine.tokenizer, "encode_chat", encode)
+            monkeypatch.setattr(server.engine.tokenizer, "render_chat", render)
             error_of(await declare(server.client), 403)
             assert await names(server.client, "boss") == []
 
