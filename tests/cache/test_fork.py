@@ -28,6 +28,16 @@ def test_a_fork_shares_every_page_and_copies_the_open_block_when_it_is_written()
     assert not lease.copies, "the last holder writes in place"
 
 
+def test_whoever_writes_first_copies_also_where_it_was_there_before() -> None:
+    cache = PrefixCache(16, 4)
+    lease = prefill(cache, range(6))
+    twin = lease.fork(bytearray(lease.tokens))
+    assert lease.extend(1)
+    assert lease.copies == [PageCopy(twin.pages[1], lease.pages[1], 2)]
+    assert lease.pages[1] != twin.pages[1]
+    cache.check()
+
+
 def test_the_shared_block_survives_its_other_holders_until_the_copy_has_run() -> None:
     cache = PrefixCache(16, 4)
     lease = prefill(cache, range(6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,29 @@ def test_a_chat_reuses_its_earlier_turns(llm: LLM):
     assert first.usage.cached_tokens == 0
     # The template opens the answer, so all of the first prompt comes again.
     assert second.usage.cached_tokens >= first.usage.prompt_tokens - 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"quantization": "int8"},
+        {"deterministic": True},
+        {"attention_backend": "native"},
+        {"attention_backend": "reference"},
+        {"cascade_attention": False},
+        {"cache_policy": "adaptive"},
+        {"keep_share": 0.0},
+        {"long_prefill_token_threshold": 8},
+    ],
+    ids=str,
+)
+def test_no_setting_turns_reuse_off_unsaid(directory: Path, setting: dict[str, Any]):
+    llm = LLM(str(directory), dtype="float32", num_pages=200, page_size=4, threads=1, **setting)
+    for _ in range(2):
+        [output] = llm.generate("Three little trees", GREEDY)
+    assert output.usage.cached_tokens == output.usage.prompt_tokens - 1
 
 
 def test_several_answers_to_one_prompt_are_sampled_apart_and_its_tokens_counted_once(llm: LLM):
