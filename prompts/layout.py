@@ -73,12 +73,13 @@ class Layout:
             last = order.index(part.changes)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: str | Path) -> Self:
         """The layout in a file of your own.
 
         Raises:
             LayoutError: it cannot be read, or is none.
         """
+        path = Path(path)
         try:
             return cls.parse(path.stem, path.read_text(encoding="utf-8"))
         except (OSError, UnicodeError) as error:

@@ -86,6 +86,11 @@ def printable(text: str) -> str:
     return text.translate(_UNPRINTABLE)
 
 
+def what_is_wrong(error: Exception) -> str:
+    """What a parser's ``error`` says of the input, also where it says that the stack was full."""
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
 def first_line(error: Exception) -> str:
     """What ``error`` says first, which is enough for a message."""
     lines = str(error).strip().splitlines()

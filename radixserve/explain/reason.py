@@ -23,11 +23,11 @@ Reason = Literal[
     "bypass",
     "below_granularity",
 ]
-"""``cold``: nothing alike was asked. ``diverged``: from here on something else than before.
-``extended``: what is new behind all that was asked before, and no miss. ``evicted``: it made room.
-``never_cached``: it was asked, and not left in the cache. ``purged``, ``reset``, ``restarted``: the
-cache was forgotten. ``bypass``: this request does not take what is cached.
-``below_granularity``: a part of a block, which could not be copied."""
+"""``cold``: nothing alike was asked, but for what a template makes of every request. ``diverged``:
+from here on something else than before. ``extended``: what is new behind all that was asked before,
+and no miss. ``evicted``: it made room. ``never_cached``: it was asked, and not left in the cache.
+``purged``, ``reset``, ``restarted``: the cache was forgotten. ``bypass``: this request does not
+take what is cached. ``below_granularity``: a part of a block, which could not be copied."""
 
 FEW = 32
 """Common tokens that are few: a template alone makes as many."""
@@ -81,12 +81,15 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, in seconds."""
 
 
-def explain(found: Found, alike: Alike | None, wiped: tuple[Wiped, float] | None) -> Explanation:
+def explain(
+    found: Found, alike: Alike | None, wiped: tuple[Wiped, float] | None, *, like: bool = True
+) -> Explanation:
     """Why so much of a prompt was computed. O(1).
 
     Args:
-        alike: The request before it with the longest head in common; None if none is like it.
+        alike: The request before it with the longest head in common; None if none begins like it.
         wiped: Why and when a prompt that begins like this one was forgotten.
+        like: Whether that head is more than what a template makes of every request.
     """
     told = Explanation(
         prompt_tokens=found.prompt,
@@ -100,7 +103,7 @@ def explain(found: Found, alike: Alike | None, wiped: tuple[Wiped, float] | None
         return told
     if found.bypass is not None:
         return _with(told, "bypass", found.cached, found.prompt, detail=found.bypass)
-    if alike is None:
+    if alike is None or not like:
         if wiped is None:
             return _with(told, "cold", found.cached, found.prompt)
         why, when = wiped

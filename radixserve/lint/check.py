@@ -9,7 +9,7 @@ from typing import Protocol
 
 from jinja2 import TemplateError
 
-from radixserve.errors import ModelError
+from radixserve.errors import ModelError, what_is_wrong
 from radixserve.lint.analysis import Analysis, FullError
 from radixserve.lint.chat_template import is_chat_template, lint_chat_template
 from radixserve.lint.logs import Faults, read
@@ -87,7 +87,8 @@ class Checker:
             return [lint_prompt_template(str(file), source, self._count, self.prefill_rate)]
         except (ModelError, TemplateError, ValueError, RecursionError) as error:
             line = getattr(error, "lineno", None)
-            faults.add(f"{file}, line {line}" if line else str(file), f"no template: {error}")
+            place = f"{file}, line {line}" if line else str(file)
+            faults.add(place, f"no template: {what_is_wrong(error)}")
         except OSError as error:
             faults.add(str(file), f"cannot be read: {error.strerror or error}")
         return []
@@ -100,12 +101,14 @@ class Checker:
 
 def _text(file: Path) -> str:
     """Raises:
-    ValueError: it is too large, or no text.
+    ValueError: it is too large, empty, or no text.
     """
     with file.open("rb") as opened:
         raw = opened.read(LARGEST + 1)
     if len(raw) > LARGEST:
         raise ValueError(f"it has more than {LARGEST} bytes")
+    if not raw.strip():
+        raise ValueError("it is empty")
     return raw.decode("utf-8")
 
 

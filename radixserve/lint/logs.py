@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 
+from radixserve.errors import what_is_wrong
 from radixserve.lint.parts import Body, Part, parts
 
 LONGEST = 64 * 2**20
@@ -52,10 +53,11 @@ class Faults:
     told: list[str] = field(default_factory=list)
     """The place and the reason of the first ones."""
 
-    def add(self, place: str, why: object) -> None:
+    def add(self, place: str, why: str | Exception) -> None:
         self.count += 1
+        why = why if isinstance(why, str) else what_is_wrong(why)
         if len(self.told) < TOLD:
-            self.told.append(f"{place}: {' '.join(str(why).split())[:200]}")
+            self.told.append(f"{place}: {' '.join(why.split())[:200]}")
 
 
 def read(
@@ -70,12 +72,15 @@ def read(
     try:
         with path.open("rb") as file:
             unpacked = _unpacked(file)
-            seen = 0
+            seen, before, empty = 0, faults.count, True
             for number, raw in _lines(unpacked, path, faults):
                 progress(file.tell() - seen)
                 seen = file.tell()
                 if raw.strip():
+                    empty = False
                     yield from _requests(raw, f"{path}, line {number}", faults)
+            if empty and faults.count == before:
+                faults.add(str(path), "is empty")
     except OSError as error:
         faults.add(str(path), f"cannot be read: {error.strerror or error}")
     except (EOFError, zlib.error) as error:

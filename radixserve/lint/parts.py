@@ -13,6 +13,17 @@ from radixserve.explain.walk import SECTIONS, TOOLS, UNSEEN, text_of
 
 MESSAGES = ("messages", "input")
 MEDIA = ("image", "image_url", "input_image", "input_audio", "document", "file", "video_url")
+FORMS: dict[str, tuple[type, ...]] = {
+    "messages": (list,),
+    "input": (str, list),
+    "prompt": (str, list),
+    "system": (str, list),
+    "instructions": (str, list),
+    "documents": (list,),
+}
+"""What the value of a field may be, and"""
+NAMES: dict[type, str] = {str: "a text", list: "a list"}
+"""how that is called."""
 OWN = ("role", "content")
 """Fields of messages that stand elsewhere in their text."""
 
@@ -58,6 +69,9 @@ def parts(body: Body) -> Iterator[Part]:
         value = body.get(section)
         if value is None or value in ([], ""):
             continue
+        if section in FORMS and not isinstance(value, FORMS[section]):
+            known = " or ".join(NAMES[form] for form in FORMS[section])
+            raise ValueError(f"no request: {section} must be {known}")
         if section in TOOLS:
             yield _part(section, None, None, value, _tools(value))
         elif section in MESSAGES and isinstance(value, list):

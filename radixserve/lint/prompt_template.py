@@ -28,6 +28,10 @@ ENOUGH = 16
 """Tokens of text behind something that varies, from which on it is worth a word."""
 ENDS = re.compile(r"(?:[.!?]\s+|\n)\Z")
 """What a piece may end with, in front of another one."""
+LINES_END = re.compile(r"(?:[.!?]\s+|\n)\{%[-+]?\s*end\w+\s*[-+]?%\}\Z")
+"""The end of a statement around whole lines: a piece, whatever stands right behind it."""
+TAG = 64
+"""Characters of a text that are looked at for it."""
 OPENING = re.compile(r"(for|if|macro|call|filter|block|with|raw|autoescape)\b|set\b[^=]*$")
 FIXED = re.compile(r"\{%-?\s*(set|macro|import|from|extends|include)\b")
 """What has to stay in front of its use."""
@@ -70,15 +74,7 @@ def lint_prompt_template(
     _ENVIRONMENT.parse(source)
     pieces = _ranked(_joined(list(_pieces(source))))
     sizes = [count(piece.text) for piece in pieces]
-    moved = []
-    for place, piece in enumerate(pieces):
-        behind = sum(
-            size
-            for other, size in zip(pieces[place + 1 :], sizes[place + 1 :], strict=True)
-            if other.rank < piece.rank
-        )
-        if behind >= ENOUGH:
-            moved.append(_moved(piece, behind, prefill_rate))
+    moved = _misplaced(pieces, sizes, prefill_rate)
     first = next((p for p, piece in enumerate(pieces) if moved and piece.line == moved[0].line), 0)
     return TemplateReport(
         template=name,
@@ -89,14 +85,27 @@ def lint_prompt_template(
     )
 
 
-def _moved(piece: Piece, behind: int, prefill_rate: float) -> Moved:
-    return Moved(
-        line=piece.line,
-        names=piece.names,
-        changes=CHANGES[piece.rank],
-        tokens=behind,
-        milliseconds=round(1000 * behind / prefill_rate, 1),
-    )
+def _misplaced(pieces: list[Piece], sizes: list[int], prefill_rate: float) -> list[Moved]:
+    """The pieces in front of some that change less often. O(pieces)."""
+    tokens = [0] * len(CHANGES)
+    names: list[set[str]] = [set() for _ in CHANGES]
+    moved = []
+    for piece, size in zip(reversed(pieces), reversed(sizes), strict=True):
+        behind, values = sum(tokens[: piece.rank]), set[str]().union(*names[: piece.rank])
+        # What a variable holds may be of any length: documents are seldom short.
+        if behind >= ENOUGH or values:
+            found = Moved(
+                line=piece.line,
+                names=piece.names,
+                changes=CHANGES[piece.rank],
+                tokens=behind,
+                values=sorted(values),
+                milliseconds=round(1000 * behind / prefill_rate, 1),
+            )
+            moved.append(found)
+        tokens[piece.rank] += size
+        names[piece.rank].update(piece.names)
+    return moved[::-1]
 
 
 def _pieces(source: str) -> Iterator[Piece]:
@@ -121,6 +130,9 @@ def _pieces(source: str) -> Iterator[Piece]:
             tag = ""
         elif kind == "block_end":
             depth += _step(tag.strip())
+            if depth == 0 and LINES_END.search(held[-TAG:]):
+                yield Piece(held, began)
+                held = ""
         else:
             tag += value
     if held:

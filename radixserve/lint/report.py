@@ -116,7 +116,9 @@ class Moved(msgspec.Struct, kw_only=True):
     changes: str
     """How often."""
     tokens: int
-    """Of the template's own text behind it."""
+    """Of the template's own text behind it that changes less often."""
+    values: list[str]
+    """Variables behind it that change less often; what these hold is not in ``tokens``."""
     milliseconds: float
 
 

@@ -122,16 +122,26 @@ class Explainer:
                 text = self._frontend.tokenizer.decode(unpack(earlier.answer))
                 messages.append({"role": "assistant", "content": text})
 
-    def like(self, record: Record, nearest: Sequence[Alike]) -> Alike | None:
-        """The first of ``nearest`` that ``record`` is like: few tokens in common are the
-        template's, unless the bodies look alike behind these. O(bytes of all) for few tokens."""
-        if nearest and nearest[0].common >= min(FEW, record.length / 2):
-            return nearest[0]
+    def like(
+        self, record: Record, nearest: Sequence[Alike], cached: int
+    ) -> tuple[Alike | None, bool]:
+        """Whom of ``nearest`` to compare ``record`` with, and whether it is like that one: with the
+        first, or, since few tokens in common are the template's, with one whose body looks alike
+        behind these and that accounts for the ``cached`` tokens. O(bytes of all) for few tokens."""
+        if not nearest:
+            return None, False
+        first = nearest[0]
+        if first.common >= min(FEW, record.length / 2):
+            return first, True
+        # Of two that are both few the longer may be chance; what was reused is not.
+        needed = min(cached, first.common)
         for alike in nearest:
+            if alike.common < needed:
+                continue
             place = self.place(record, alike.record, alike.common)
             if place is not None and place.guess not in UNLIKE:
-                return alike
-        return None
+                return alike, True
+        return first, False
 
     def compared(self, record: Record, id: str) -> Comparison:
         """``record`` beside the request of this id of the same tenant. O(bytes of both)."""
@@ -163,8 +173,8 @@ class Explainer:
 
         def told(body: bytes) -> Told:
             record.body = Bodies().keep(body)
-            alike = self.like(record, nearest)
-            explanation = explain(found, alike, wiped)
+            alike, like = self.like(record, nearest, found.cached)
+            explanation = explain(found, alike, wiped, like=like)
             return self._told(record, explanation, expected_ttft_ms=self.milliseconds(left))
 
         return told

@@ -6,10 +6,13 @@ tenant's alone; nobody has to say its name to find it cached.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.cache.namespace import of_tenant
-from radixserve.errors import ConfigError, RadixServeError
+from radixserve.errors import ConfigError, RadixServeError, what_is_wrong
 from radixserve.server.errors import AnswerError, ApiError
 from radixserve.server.fields import triage
 from radixserve.server.limits import decode, read_body
@@ -129,10 +132,14 @@ def read_prefixes(path: Path, tenants: Registry) -> dict[str, FilePrefix]:
         if len(data) > LARGEST_FILE:
             raise ConfigError(f"{path} is larger than {LARGEST_FILE} bytes.")
         raws = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        twice = _twice(data)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no file of named prefixes: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        why = what_is_wrong(error)
+        raise ConfigError(f"{path} is no file of named prefixes: {why}.") from error
+    if twice is not None:
+        raise ConfigError(f"{path}: {twice[:64]!r} is there twice, so that one of them is lost.")
     found = {}
     for name, raw in raws.items():
         try:
@@ -142,7 +149,7 @@ def read_prefixes(path: Path, tenants: Registry) -> dict[str, FilePrefix]:
             if not tenants.named(found[name].tenant):
                 raise invalid("tenant", _no_tenant(found[name].tenant))
         except (ApiError, msgspec.DecodeError, RecursionError) as error:
-            raise ConfigError(f"{path}, {name[:64]}: {error}") from error
+            raise ConfigError(f"{path}, {name[:64]}: {what_is_wrong(error)}") from error
     return found
 
 
@@ -150,6 +157,19 @@ def _no_tenant(name: str) -> str:
     if name == EVERYBODY.name:
         return "tenant is required, since this server has tenants"
     return f"tenant: there is no tenant {name[:64]!r}"
+
+
+def _twice(data: bytes) -> str | None:
+    """A name that an object has twice, of which parsers keep the last. O(bytes)."""
+    found: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        found.extend(
+            name for name, count in Counter(name for name, _ in pairs).items() if count > 1
+        )
+
+    json.loads(data, object_pairs_hook=note)
+    return found[-1] if found else None
 
 
 def check_name(name: str) -> None:

@@ -107,8 +107,8 @@ class Step:
     def _look(self, delta: TextDelta) -> None:
         explainer, record = self._explainer, self.record
         found = explainer.found(record, self._request, delta.usage.cached_tokens, delta.missed)
-        alike = explainer.like(record, self._nearest)
-        record.explanation = explain(found, alike, self._wiped)
+        alike, like = explainer.like(record, self._nearest, found.cached)
+        record.explanation = explain(found, alike, self._wiped, like=like)
         if self._compare is not None:
             self.comparison = explainer.compared(record, self._compare)
 

@@ -8,6 +8,7 @@ of the prompt, the last of which may be cut short. An id stands for its block an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from radixserve.errors import RadixServeError
+from radixserve.errors import RadixServeError, what_is_wrong
 from radixserve.simulation.paths import Node, Paths
 
 BLOCK = 512
 """Tokens of a block in the traces that the form comes from."""
+ASKED = re.compile(rb'"(?:messages|prompt|input)" *:')
+"""What a request to a model has, and a trace has not."""
 LONGEST = 64 * 2**20
 """Bytes of a line."""
 
@@ -121,12 +124,19 @@ def _take(trace: Trace, raw: bytes, place: str, block_size: int | None) -> None:
         own = trace.block_size or block_size or line.block_size
         if own % line.block_size:
             raise ValueError(f"blocks of {own} tokens are no multiple of its {line.block_size}")
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         trace.skipped += 1
-        trace.fault = trace.fault or f"{place}: {error}"
+        trace.fault = trace.fault or f"{place}: {what_is_wrong(error)}{_advice(raw)}"
         return
     trace.block_size = own
     trace.add(line, own // line.block_size)
+
+
+def _advice(raw: bytes) -> str:
+    """What to do with a line that is no part of a trace, if it is a request itself."""
+    if b'"hash_ids"' in raw or not ASKED.search(raw):
+        return ""
+    return "; it looks like a log of requests, which radixserve lint reads"
 
 
 def _check(line: Line) -> None:

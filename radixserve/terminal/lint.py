@@ -238,10 +238,11 @@ def _show_template(template: TemplateReport, console: Console) -> None:
         return
     console.print(f"[bold]{name}[/]: {template.share:.1%} of its text is in front of what varies")
     for moved in template.moved:
+        values = f" and what is in {escape(', '.join(moved.values))}" if moved.values else ""
         console.print(
             f"  [yellow]line {moved.line}[/]: {escape(', '.join(moved.names))} may change with "
-            f"every {moved.changes}; {moved.tokens:,} tokens behind it do not "
-            f"({moved.milliseconds:,.0f} ms)"
+            f"every {moved.changes}; {moved.tokens:,} tokens{values} behind it do not "
+            f"({moved.milliseconds:,.0f} ms{', values not counted' if values else ''})"
         )
     if template.suggestion is not None:
         console.print("A template to try:")

@@ -57,12 +57,16 @@ class Canonical:
 
     @classmethod
     def of(cls, names: str) -> Self:
-        """The forms ``names`` lists, with commas between them.
+        """The forms ``names`` lists, with commas between them; none if it is empty.
 
         Raises:
-            ConfigError: there is no such form.
+            ConfigError: there is no such form, or none where a comma says so.
         """
-        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        wanted = [name.strip() for name in names.split(",")] if names.strip() else []
+        if not all(wanted):
+            raise ConfigError(
+                f"--canonical: {names[:80]!r} lists a form without a name: leave out the comma."
+            )
         known = get_args(Name)
         if unknown := [name for name in wanted if name not in known]:
             raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from radixserve.errors import InvalidRequestError, ModelError
+from radixserve.errors import InvalidRequestError, ModelError, what_is_wrong
 
 PROBE = "radixserve-probe"
 PROBE_TOOL: dict[str, Any] = {
@@ -219,7 +219,7 @@ def _parsed(path: str, arguments: object) -> object:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(
-            f"{path} is not valid JSON: {error}",
+            f"{path} is not valid JSON: {what_is_wrong(error)}",
             param=path,
         ) from error
 

@@ -67,6 +67,13 @@ def test_nothing_alike_was_asked():
     assert told(cached=0).reason == "cold"
 
 
+def test_a_head_that_is_only_the_templates_is_cold_and_still_told():
+    found = Found(prompt=200, cached=24, page_size=PAGE)
+    few = explain(found, Alike(earlier(), 25, "done"), None, like=False)
+    assert parts(few) == [("cold", 24, 176)]
+    assert (few.alike, few.common_tokens) == ("before", 25)
+
+
 def test_it_parts_from_what_was_asked():
     assert parts(told(cached=37, common=37)) == [("diverged", 37, 163)]
 

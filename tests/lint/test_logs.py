@@ -59,7 +59,13 @@ def test_anthropics_system_prompt_and_tools_stand_in_front(tmp_path: Path):
     [
         (b"{broken", "JSON is malformed"),
         (b"\x00\xff\xfe\x01", "JSON is malformed"),
-        (b"[" * 100_000, "recursion"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"messages": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"messages": 5}', "no request: messages must be a list"),
+        (b'{"messages": "Hi"}', "no request: messages must be a list"),
+        (b'{"input": 5}', "no request: input must be a text or a list"),
+        (b'{"prompt": {"a": 1}}', "no request: prompt must be a text or a list"),
+        (b'{"messages": [{"role": "user"}], "system": true}', "system must be a text or a list"),
         (b"3", "it is no object"),
         (b"{}", "neither messages nor prompt nor input"),
         (b'{"response": {"status_code": 200}}', "neither messages nor prompt nor input"),
@@ -84,6 +90,14 @@ def test_what_is_no_request_is_named_by_its_place_and_the_rest_is_kept(
     [told] = faults.told
     assert told.startswith(f"{file}, line 2: ")
     assert why in told
+
+
+@pytest.mark.parametrize("content", [b"", b"\n  \n", gzip.compress(b"")])
+def test_a_file_with_nothing_in_it_is_named(tmp_path: Path, content: bytes):
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(content)
+    found, faults = requests(file)
+    assert (found, faults.told) == ([], [f"{file}: is empty"])
 
 
 def test_one_of_a_list_is_named_by_its_index(tmp_path: Path):

@@ -88,6 +88,37 @@ def test_a_clock_in_front_of_the_rules_is_named_and_goes_last():
     assert report.suggestion.rstrip().endswith("It is {{ now }}.\nQuestion: {{ question }}")
 
 
+LOOP = "{% for doc in documents %}{{ doc }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("clock", "name"),
+    [
+        ("The time is {{ now }}.", "now"),
+        ("Today is {{ current_date() }}.", "current_date"),
+        ("Request {{ request_id }}.", "request_id"),
+        ("Trace: {{ trace_uuid }}", "trace_uuid"),
+    ],
+)
+def test_what_varies_in_the_first_line_counts_in_front_of_documents(clock: str, name: str):
+    report = of_prompt(f"{clock}\n{LOOP}{{{{ question }}}}\n")
+    [moved] = report.moved
+    assert (moved.line, moved.names, moved.changes) == (1, [name], "request")
+    assert moved.values == ["documents"]
+    assert report.share == 0.0
+    assert report.suggestion is not None
+    assert report.suggestion.startswith(LOOP)
+    again = of_prompt(report.suggestion)
+    assert (again.moved, again.share) == ([], 1.0)
+
+
+def test_a_sentence_is_not_cut_behind_a_condition_in_it():
+    source = "{{ now }}\nDear {% if title %}{{ title }} {% endif %}{{ user_name }}, welcome.\n"
+    report = of_prompt(source + RULES)
+    assert report.suggestion is not None
+    assert source.splitlines()[1] in report.suggestion
+
+
 def test_what_stands_well_is_left_alone():
     report = of_prompt(
         f"{RULES}{{% for doc in documents %}}\n{{{{ doc.title }}}}\n{{% endfor %}}\n"

@@ -70,7 +70,12 @@ def test_documents_may_be_plain_texts_where_the_layout_needs_no_more():
 def test_a_layout_of_ones_own_is_read_from_a_file(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text('about = "Mine."\n[[parts]]\nname = "question"\nchanges = "request"\n')
-    assert Layout.read(file).messages(question="Why?") == [{"role": "user", "content": "Why?"}]
+    for path in (file, str(file)):
+        mine = Layout.read(path)
+        assert mine.name == "mine"
+        assert mine.messages(question="Why?") == [{"role": "user", "content": "Why?"}]
+    with pytest.raises(LayoutError, match=r"none\.toml cannot be read"):
+        Layout.read(str(tmp_path / "none.toml"))
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,24 @@ def test_a_clock_that_comes_before_all_else_is_no_other_prompt(tmp_path: Path):
     run(tmp_path, scenario)
 
 
+def test_few_tokens_in_common_are_told_by_the_request_that_left_them(tmp_path: Path):
+    question = "The tide is out. What lives in the pools that it leaves between the rocks?"
+
+    async def scenario(server: Stack) -> None:
+        left = await chat(server, talk("", "The tide is in: sing.")[1:], cache_salt="a")
+        await chat(server, talk(SYSTEM, question), cache_salt="a")
+        body = {"messages": talk("", question)[1:], "max_tokens": 1, "cache_salt": "a"}
+        looked = await server.client.post("/v1/cache/lookup", json=body)
+        later = await server.ask(CHAT, **body)
+        for told in (looked.json(), await explained(server, later)):
+            assert told["cached_tokens"] == cached(later) >= len("The tide is ")
+            assert told["common_tokens"] == told["cached_tokens"]
+            assert told["compared_with"] == left.json()["id"]
+            assert (told["reason"], told["diverged"]) == ("cold", None)
+
+    run(tmp_path, scenario)
+
+
 def test_another_question_parts_at_its_own_message(tmp_path: Path):
     async def scenario(server: Stack) -> None:
         await chat(server, talk())
@@ -159,6 +177,8 @@ def test_shared_heads_of_any_length_are_reused_to_the_token(tmp_path: Path):
             response = await server.ask(prompt=parted, max_tokens=1)
             told = await explained(server, response)
             assert cached(response) == shared
+            assert told["common_tokens"] == shared
+            assert told["compared_with"] is not None
             assert told["page_size"] == 4
             reasons = {part["reason"] for part in told["parts"]}
             assert reasons == ({"cold"} if shared < 20 else {"diverged"})

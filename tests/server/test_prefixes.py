@@ -187,8 +187,15 @@ def test_those_of_a_file_are_computed_at_the_start(tmp_path, caplog):
         ('{"a": {}}', "a: Send messages"),
         ('{"a": {"messages": [{"content": "x"}]}}', r"messages\.0\.role"),
         ('{"/": {"messages": [{"role": "system", "content": "x"}]}}', "name"),
+        (
+            '{"a": {"messages": [{"role": "system", "content": "x"}]},'
+            ' "a": {"messages": [{"role": "system", "content": "y"}]}}',
+            "'a' is there twice",
+        ),
+        ('{"a": {"messages": [], "messages": []}}', "'messages' is there twice"),
         ("\x00\xff", "no file of named prefixes"),
         ("[" * 100_000, "no file of named prefixes"),
+        ('{"a": {"messages": [{"role": "user", "content": ' + "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_the_place(tmp_path, text: str, reason: str):

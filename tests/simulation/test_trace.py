@@ -46,6 +46,8 @@ def test_what_prompts_share_is_one_path(tmp_path: Path):
     [
         ("{", "line 2: Input data was truncated"),
         ("[]", "line 2: Expected `object`"),
+        ('{"other": ' + "[" * 100_000, "line 2: nested too deeply"),
+        ('{"messages": []}', "it looks like a log of requests, which radixserve lint reads"),
         (b"\x80\xff\x00", "line 2: "),
         (line(hash_ids=["a"]), "Expected `int`, got `str`"),
         (line(hash_ids=[1]), "line 2: "),
@@ -73,6 +75,12 @@ def test_a_broken_line_is_left_out_and_named(tmp_path: Path, broken: str | bytes
 def test_a_file_without_requests_is_refused(tmp_path: Path, lines: tuple[str | bytes, ...]):
     with pytest.raises(TraceError, match="is no trace"):
         read(written(tmp_path, *lines))
+
+
+def test_what_is_no_request_either_gets_no_such_advice(tmp_path: Path):
+    with pytest.raises(TraceError, match="missing required field `timestamp`") as raised:
+        read(written(tmp_path, '{"text": "my messages: none"}'))
+    assert "radixserve lint" not in str(raised.value)
 
 
 def test_a_folder_or_nothing_is_refused(tmp_path: Path):

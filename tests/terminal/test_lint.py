@@ -122,8 +122,20 @@ def test_templates_of_both_kinds(tmp_path: Path):
     assert run(chats, "--fail-under", 100).exit_code == 1
 
 
+def test_a_clock_before_the_documents_fails(tmp_path: Path):
+    template = tmp_path / "prompt.j2"
+    loop = "{% for doc in documents %}{{ doc }}\n{% endfor %}"
+    template.write_text(f"The time is {{{{ now }}}}.\n{loop}{{{{ question }}}}\n")
+    result = run(template, "--fail-under", 100)
+    assert result.exit_code == 1, result.output
+    assert "0.0% of its text is in front of what varies" in result.output
+    assert "tokens and what is in documents behind it do not" in " ".join(result.output.split())
+    template.write_text(f"{loop}The time is {{{{ now }}}}.\n{{{{ question }}}}\n")
+    assert run(template, "--fail-under", 100).exit_code == 0
+
+
 @pytest.mark.parametrize(
-    "content", [b"{% for m in messages %}", b"\xff\xfe", b"{{ x", b"x" * (2**22 + 1)]
+    "content", [b"{% for m in messages %}", b"", b" \n", b"\xff\xfe", b"{{ x", b"x" * (2**22 + 1)]
 )
 def test_a_broken_template_is_named_and_the_log_is_still_read(
     log: Path, tmp_path: Path, content: bytes

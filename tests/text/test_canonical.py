@@ -151,6 +151,17 @@ def test_a_form_that_does_not_exist_is_refused():
         Canonical.of("tools,order")
 
 
+@pytest.mark.parametrize("names", ["tools,,json", "tools,", ",", " , json"])
+def test_a_form_without_a_name_is_refused(names: str):
+    with pytest.raises(ConfigError, match="lists a form without a name"):
+        Canonical.of(names)
+
+
+@pytest.mark.parametrize("names", ["", "  "])
+def test_no_form_is_none(names: str):
+    assert Canonical.of(names).forms == frozenset()
+
+
 def test_two_orders_of_the_same_come_to_the_same():
     one = [tool("f", b=1, a={"d": 1, "c": 2}), tool("e")]
     other = [tool("e"), {"function": {"parameters": {"a": {"c": 2, "d": 1}, "b": 1}, "name": "f"}}]

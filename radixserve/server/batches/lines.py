@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from radixserve.errors import what_is_wrong
 from radixserve.server.batches.store import BatchError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -84,7 +85,7 @@ def _wrong(
         parsed = msgspec.json.decode(line, type=InputLine)
         body: Any = msgspec.json.decode(parsed.body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        return "invalid_json_line", f"This line is no request: {error}.", None
+        return "invalid_json_line", f"This line is no request: {what_is_wrong(error)}.", None
     if not 1 <= len(parsed.custom_id) <= LONGEST_ID:
         message = f"custom_id must have 1 to {LONGEST_ID} characters."
         return "invalid_custom_id", message, "custom_id"
