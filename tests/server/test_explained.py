@@ -239,11 +239,16 @@ def test_what_ends_before_it_has_begun_was_never_in_the_cache(
 def test_what_still_runs_is_not_in_the_cache_yet(tmp_path: Path):
     async def scenario(server: Stack) -> None:
         prompt = list(range(20, 60))
+        server.model.hold()
         long = server.ask(prompt=prompt, max_tokens=300, cache={"mode": "off"})
         first = asyncio.create_task(long)
-        while not server.engine.stats().running:
-            await asyncio.sleep(0)
-        told = await explained(server, await server.ask(prompt=prompt, max_tokens=1))
+        await server.steps(1)
+        second = asyncio.create_task(server.ask(prompt=prompt, max_tokens=1))
+        while not second.done():
+            await server.steps(1)
+        assert not first.done()
+        told = await explained(server, second.result())
+        server.model.free()
         await first
         assert (told["reason"], told["detail"]) == ("never_cached", "still running")
 
