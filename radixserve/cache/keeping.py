@@ -133,6 +133,8 @@ def let_go(tree: RadixTree, end: Node, shared: int) -> int:
     than the end of the path is: others come back for that.
     """
     pages = kept = 0
+    if isinstance(end, Root):
+        return 0  # all that it had is gone
     shared -= shared % tree.page_size
     seam = node_at(tree, end, shared) if shared else None
     at: Node | None = end

@@ -59,8 +59,11 @@ def withdraw(cache: PrefixCache, prefix: bytes) -> None:
     anchor, at, child, common = tree.descend(root, prefix, kept)
     if at + common < kept:
         return
+    gone = prefix[kept : kept + tree.block]
     if child is not None:
+        if not child.key.startswith(gone, common):
+            return
         anchor = tree.split(child, common)
-    rest = anchor.child(prefix[kept : kept + tree.block])
+    rest = anchor.child(gone)
     if rest is not None:
         cache.give_back(rest.account, tree.detach(rest)[0])

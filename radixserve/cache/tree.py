@@ -252,9 +252,8 @@ class RadixTree:
             self._forget(top)
         elif parent is not None:
             self._take_out(parent, top)
+        nodes, held = list(walk(top)), 0
         freed: list[int] = []
-        held = 0
-        nodes = list(walk(top))
         for node in nodes:
             self.pages -= len(node.pages)
             node.attached = False
@@ -384,7 +383,8 @@ class RadixTree:
         if not above.children:
             above.keys = above.children = None
         self.accounts.changed.add(above.account)
-        self._settle(above)
+        if above.attached:
+            self._settle(above)
 
     def _replace(self, parent: Node, old: Node, new: Node) -> None:
         place = self._place(parent, old)
