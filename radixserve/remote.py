@@ -16,6 +16,28 @@ MAX_COMPLAINT = 300
 LAST_PORT = 65535
 
 
+class Model(msgspec.Struct):
+    id: str
+
+
+class Models(msgspec.Struct):
+    """What a server answers when it is asked for its models."""
+
+    data: list[Model] | None
+
+
+class Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """What it says of tokens; not every server says all of it."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: Details | None = None
+
+
 class Remote:
     """The address of a server, and the words for what goes wrong there.
 

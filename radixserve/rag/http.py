@@ -12,7 +12,7 @@ import msgspec
 
 from radixserve.errors import InvalidRequestError, ServerError
 from radixserve.rag.asked import Counts, Fields, Question, Said, estimated
-from radixserve.remote import Remote, complaint
+from radixserve.remote import Details, Models, Remote, Usage, complaint
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
@@ -34,14 +34,6 @@ _Calls = Generator[_Call, httpx2.Response, T]
 """Requests to send, each for its response; the result comes with the end."""
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model] | None
-
-
 class _Message(msgspec.Struct):
     content: str | None = None
 
@@ -51,19 +43,9 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage = msgspec.field(default_factory=_Usage)
+    usage: Usage = msgspec.field(default_factory=Usage)
 
 
 class _Tokenized(msgspec.Struct):
@@ -177,7 +159,7 @@ class HttpModel:
             choice = found.choices[0]
         except (msgspec.DecodeError, IndexError):
             raise self._remote.foreign(response) from None
-        usage, details = found.usage, found.usage.prompt_tokens_details or _Details()
+        usage, details = found.usage, found.usage.prompt_tokens_details or Details()
         said = Said(
             text=choice.message.content or "",
             finish_reason=choice.finish_reason,
@@ -193,7 +175,7 @@ class HttpModel:
         if response.status_code != 200:
             self._remote.refuse(response)
         try:
-            listed = msgspec.json.decode(response.content, type=_Models).data
+            listed = msgspec.json.decode(response.content, type=Models).data
         except msgspec.DecodeError:
             raise self._remote.foreign(response) from None
         if not listed:

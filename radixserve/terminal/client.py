@@ -8,21 +8,13 @@ import httpx2
 import msgspec
 
 from radixserve.errors import ServerError
-from radixserve.remote import Remote, complaint, one_line
+from radixserve.remote import Details, Models, Remote, Usage, complaint, one_line
 from radixserve.terminal.answer import Message, Piece, Pieces, TokenCounts
 
 CONNECT_SECONDS = 5.0
 MODELS_SECONDS = 15.0
 ANSWER_SECONDS = 600.0
 """How long a server may be silent: a long prompt on a slow machine takes minutes."""
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model] | None
 
 
 class _Delta(msgspec.Struct):
@@ -36,19 +28,9 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
@@ -100,7 +82,7 @@ class Client:
         if response.status_code != 200:
             self._remote.refuse(response)
         try:
-            listed = msgspec.json.decode(response.content, type=_Models)
+            listed = msgspec.json.decode(response.content, type=Models)
         except msgspec.DecodeError:
             raise self._remote.foreign(response) from None
         return [model.id for model in listed.data or ()]
@@ -188,7 +170,7 @@ def _piece(chunk: _Chunk) -> Piece:
     delta = choice.delta or _Delta()
     counts, usage = None, chunk.usage
     if usage is not None:
-        details = usage.prompt_tokens_details or _Details()
+        details = usage.prompt_tokens_details or Details()
         counts = TokenCounts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens)
     return Piece(
         text=delta.content or "",
