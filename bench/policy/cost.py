@@ -7,7 +7,6 @@ import statistics
 from time import perf_counter
 from typing import Any
 
-from radixserve.cache.admission import Admission
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.tokens import TOKEN_BYTES
 
@@ -25,12 +24,10 @@ class Full:
     """A cache that has served twice what it holds."""
 
     def __init__(self, pages: int, *, adaptive: bool):
-        self._seconds = 0.0
-        admission = Admission(pages, lambda: self._seconds) if adaptive else None
-        self.cache = PrefixCache(pages + 1, 1, admission=admission)
+        self.cache = PrefixCache(pages + 1, 1, adaptive=adaptive)
         rng = random.Random(0)
-        for _ in range(2 * pages // LENGTH):
-            self._seconds += WAIT
+        for number in range(2 * pages // LENGTH):
+            self.cache.time = WAIT * number
             step = self.cache.begin_step()
             lease = self.cache.reserve(rng.randbytes(LENGTH * TOKEN_BYTES), b"", LENGTH)
             assert lease is not None

@@ -25,12 +25,11 @@ patience, if what is gained is worth it; else there is none, and the order is th
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from radixserve.cache.clock import StepClock
     from radixserve.cache.node import Node
 
 FIRST = 15.0
@@ -45,13 +44,6 @@ GAIN = 0.02
 """Of all pages, so many more have to be used again, by what is known, for newcomers to pass by."""
 MEMORY = 16
 """Counts are halved whenever the whole pool has been used again or evicted so many times."""
-TICK = 0.1
-"""Seconds: the clock of steps is no finer."""
-TICKS = 16_384
-"""Kept at most."""
-NOW = 1 << 62
-"""Later than any step."""
-
 
 Point = tuple[float, float, float]
 """A(t), F(t) and t."""
@@ -147,45 +139,31 @@ class Reuse:
 
 
 class Admission:
-    """Which leaves are young. Steps are the cache's own clock; here they get times.
+    """Which leaves are young.
 
     Args:
         pages: of the pool.
-        clock: Seconds that never go back.
     """
 
-    __slots__ = ("_clock", "_steps", "_times", "reuse")
+    __slots__ = ("_clock", "reuse")
 
-    def __init__(self, pages: int, clock: Callable[[], float]):
+    def __init__(self, pages: int, clock: StepClock):
         self._clock = clock
-        self._times = [clock()]
-        self._steps = [0]
         self.reuse = Reuse(pages)
-
-    def begin_step(self, step: int) -> None:
-        """``step`` begins now. O(1) amortized."""
-        now = self._clock()
-        if now - self._times[-1] >= TICK:
-            self._times.append(now)
-            self._steps.append(step)
-            if len(self._times) > TICKS:
-                del self._times[: TICKS // 2], self._steps[: TICKS // 2]
 
     def old(self) -> int:
         """What was last used in this step or before is not young. O(log ticks)."""
-        place = bisect_right(self._times, self._clock() - self.reuse.patience)
-        return self._steps[place] - 1 if place < len(self._steps) else NOW
+        return self._clock.last_before(self.reuse.patience)
 
-    def age(self, last_use: int) -> float:
-        """Seconds since step ``last_use``. O(log ticks)."""
-        place = max(0, bisect_right(self._steps, last_use) - 1)
-        return self._clock() - self._times[place]
+    def gone(self, last_use: int, pages: int) -> None:
+        """So many were evicted that were last used in this step. O(log ticks)."""
+        self.reuse.gone(self._clock.age(last_use), pages)
 
     def found(self, anchor: Node) -> None:
         """A match ends in ``anchor``, which nobody held: learn from its age, if it ends a branch.
         What many continue is used so often that it tells nothing of what goes and stays."""
         if anchor.pages and (anchor.children is None or len(anchor.children) == 1):
-            self.reuse.used(self.age(anchor.last_use), len(anchor.pages))
+            self.reuse.used(self._clock.age(anchor.last_use), len(anchor.pages))
 
     def pay(self, anchor: Node, pages: int) -> None:
         """A lease ends at ``anchor`` that owes ``pages``: so many at its end become a newcomer,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from radixserve.cache.admission import Admission
+from radixserve.cache.clock import StepClock
 from radixserve.cache.ghosts import Ghosts
 from radixserve.cache.pages import PagePool
 from radixserve.cache.quota import Account, Accounts
@@ -14,19 +15,25 @@ from radixserve.cache.tree import RadixTree
 
 
 class Allocator:
-    """Takes pages from the pool, evicts when it is empty, and keeps account of both."""
+    """Takes pages from the pool, evicts when it is empty, and keeps account of both.
 
-    __slots__ = ("accounts", "admission", "evicted", "ghosts", "owed", "pool", "tree")
+    Args:
+        adaptive: whether newcomers pass by what is young, see ``radixserve.cache.admission``.
+    """
+
+    __slots__ = ("accounts", "admission", "clock", "evicted", "ghosts", "owed", "pool", "tree")
 
     def __init__(
         self,
         pool: PagePool,
         tree: RadixTree,
         accounts: Accounts,
-        admission: Admission | None = None,
+        *,
+        adaptive: bool = False,
     ):
         self.pool, self.tree, self.accounts = pool, tree, accounts
-        self.admission = admission
+        self.clock = StepClock()
+        self.admission = Admission(accounts.pages, self.clock) if adaptive else None
         self.evicted = 0
         """Pages evicted so far."""
         self.owed = 0
@@ -34,10 +41,9 @@ class Allocator:
         self.ghosts = Ghosts(pool.num_pages)
 
     def begin_step(self) -> int:
-        """As the pool does, and say when it was. O(1) amortized."""
+        """As the pool does, and note when it was. O(1) amortized."""
         step = self.pool.begin_step()
-        if self.admission is not None:
-            self.admission.begin_step(step)
+        self.clock.begin_step(step)
         return step
 
     def take(self, count: int, account: Account, *, alone: bool) -> array[int] | None:
@@ -126,7 +132,7 @@ class Allocator:
             pool.give_back(pages, unused=True)
             freed += len(pages)
             if admission is not None:
-                admission.reuse.gone(admission.age(last_use), len(pages))
+                admission.gone(last_use, len(pages))
                 if young:
                     self.owed += len(pages)
         if freed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 
-from radixserve.cache.admission import Admission
 from radixserve.cache.allocator import Allocator
 from radixserve.cache.ghosts import Eviction
 from radixserve.cache.identity import block_ids
@@ -33,7 +32,8 @@ class PrefixCache:
         page_size: tokens a page.
         enabled: without it nothing is ever matched or kept, and leases only hand out pages.
         keep: part of its pages that a tenant may keep for a time, unless its terms say.
-        admission: says what goes under pressure; without it, what was used longest ago.
+        adaptive: whether newcomers pass by what is likely to be used soon, see
+            ``radixserve.cache.admission``; without it, what was used longest ago goes first.
     """
 
     __slots__ = (
@@ -54,14 +54,14 @@ class PrefixCache:
         *,
         enabled: bool = True,
         keep: float = 0.5,
-        admission: Admission | None = None,
+        adaptive: bool = False,
     ):
         self.page_size = page_size
         self.enabled = enabled
         self.pool = PagePool(num_pages)
         self.accounts = Accounts(num_pages - 1, keep)
         self.tree = RadixTree(page_size, self.accounts)
-        self.allocator = Allocator(self.pool, self.tree, self.accounts, admission)
+        self.allocator = Allocator(self.pool, self.tree, self.accounts, adaptive=adaptive)
         self.public = PublicPrefixes(self.tree.block)
         self.leases: set[Lease] = set()
 
@@ -82,7 +82,8 @@ class PrefixCache:
 
     @time.setter
     def time(self, seconds: float) -> None:
-        self.accounts.time, self.allocator.ghosts.now = int(seconds), seconds
+        self.accounts.time = int(seconds)
+        self.allocator.clock.now = self.allocator.ghosts.now = seconds
 
     @property
     def evicted(self) -> int:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
-from radixserve.cache.admission import Admission
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.config import EngineConfig
 
 
 def new_cache(num_pages: int, config: EngineConfig) -> PrefixCache:
     """An empty cache of ``num_pages`` pages, the scratch page included."""
-    adaptive = config.prefix_cache and config.cache_policy == "adaptive"
     return PrefixCache(
         num_pages,
         config.page_size,
         enabled=config.prefix_cache,
         keep=config.keep_share,
-        admission=Admission(num_pages - 1, monotonic) if adaptive else None,
+        adaptive=config.prefix_cache and config.cache_policy == "adaptive",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from radixserve.cache.admission import Admission
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.simulation.paths import ID_BYTES, path
 from radixserve.simulation.trace import Trace
@@ -18,12 +17,10 @@ def serve(trace: Trace, blocks: int, *, adaptive: bool) -> float:
 
     Unlike ``replay``, a request needs its pages while it runs, whether they are kept or not.
     """
-    seconds = 0.0
-    admission = Admission(blocks, lambda: seconds) if adaptive else None
-    cache = PrefixCache(blocks + 1, PAGE, admission=admission)
+    cache = PrefixCache(blocks + 1, PAGE, adaptive=adaptive)
     hits = tokens = 0
     for call in trace.calls:
-        seconds = call.time
+        cache.time = call.time
         tokens += call.tokens
         prompt = b"".join(node.key for node in path(call.end))
         length = len(prompt) // TOKEN_BYTES

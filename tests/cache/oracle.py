@@ -10,7 +10,6 @@ import random
 from array import array
 from collections import Counter, deque
 
-from radixserve.cache.admission import Admission
 from radixserve.cache.namespace import PUBLIC
 from radixserve.cache.node import Node, Root, walk
 from radixserve.cache.prefix_cache import PrefixCache
@@ -36,8 +35,7 @@ class Simulation:
         self.rng = rng
         self.size = page_size
         self.seconds = 0.0
-        admission = Admission(num_pages - 1, lambda: self.seconds) if page_size < 4 else None
-        self.cache = PrefixCache(num_pages, page_size, admission=admission)
+        self.cache = PrefixCache(num_pages, page_size, adaptive=page_size < 4)
         self.kv = [[GARBAGE] * page_size for _ in range(num_pages)]
         self.sequences: list[Sequence] = []
         self.steps: deque[Step] = deque()
@@ -138,7 +136,7 @@ class Simulation:
         if len(self.steps) >= 3:
             self.end_step()
             return
-        self.seconds += (0.01, 0.2, 5.0)[self.cache.now % 3]
+        self._wait((0.01, 0.2, 5.0)[self.cache.now % 3])
         works = []
         for sequence in self.rng.sample(self.sequences, min(3, len(self.sequences))):
             lease = sequence.lease
@@ -237,7 +235,7 @@ class Simulation:
         self.seen["evictions"] += 1
 
     def let_time_pass(self) -> None:
-        self.cache.time += self.rng.randrange(30)
+        self._wait(self.rng.randrange(30))
 
     def end_session(self) -> None:
         namespace = self.rng.choice(NAMESPACES)
@@ -347,6 +345,10 @@ class Simulation:
         return (place, kept, leaf.last_use, -leaf.end, leaf.serial)
 
     # What the operations are made of
+
+    def _wait(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.cache.time = self.seconds
 
     def _prompt(self) -> list[int]:
         """Repeats, extends, cuts or changes an earlier prompt, so that most share something."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixserve.cache.admission import FIRST, Admission, Reuse
+from radixserve.cache.clock import StepClock
 from radixserve.cache.prefix_cache import PrefixCache
 from tests.cache.serving import found, idle, prefill, serve
 
@@ -14,12 +15,13 @@ class Server:
 
     def __init__(self, pages: int):
         self.seconds = 0.0
-        self.cache = PrefixCache(pages + 1, 1, admission=Admission(pages, lambda: self.seconds))
+        self.cache = PrefixCache(pages + 1, 1, adaptive=True)
 
     def serve(self, *firsts: int, length: int = 4, after: float = 1.0) -> None:
         """Prompts that share nothing, one after the other."""
         for first in firsts:
             self.seconds += after
+            self.cache.time = self.seconds
             step = self.cache.begin_step()
             serve(self.cache, self.prompt(first, length))
             self.cache.end_step(step)
@@ -101,6 +103,7 @@ def test_the_end_of_a_newcomer_that_was_not_whole_goes_first() -> None:
     server.serve(1, 2, 3, 4)
     prompt = [*server.prompt(4), 9]
     server.seconds += 1
+    server.cache.time = server.seconds
     step = server.cache.begin_step()
     with prefill(server.cache, prompt):
         pass
@@ -152,13 +155,13 @@ def test_the_curve_knows_what_was_evicted_early() -> None:
 
 
 def test_the_clock_of_steps_is_bounded_and_right() -> None:
-    now = 0.0
-    admission = Admission(10, lambda: now)
+    clock = StepClock()
+    admission = Admission(10, clock)
     for step in range(1, 100_000):
-        now += 0.05
-        admission.begin_step(step)
-    assert len(admission._times) <= 16_384
-    assert admission.age(99_999 - 200) == pytest.approx(10.0, abs=0.2)
+        clock.now += 0.05
+        clock.begin_step(step)
+    assert len(clock._times) <= 16_384
+    assert clock.age(99_999 - 200) == pytest.approx(10.0, abs=0.2)
     assert admission.old() == pytest.approx(99_999 - FIRST / 0.05, abs=3)
-    now += 1000
+    clock.now += 1000
     assert admission.old() >= 99_999

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from radixserve.cache.admission import Admission
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.terms import Keeping, Mark
 from tests.cache.serving import found, prefill, serve
@@ -19,12 +18,12 @@ class Server:
 
     def __init__(self, *, adaptive: bool = False):
         self.now = 0.0
-        admission = Admission(PAGES, lambda: self.now) if adaptive else None
-        self.cache = PrefixCache(PAGES + 1, PAGE, keep=0.5, admission=admission)
+        self.cache = PrefixCache(PAGES + 1, PAGE, keep=0.5, adaptive=adaptive)
 
     def ask(self, tokens: range, keep: Keeping | None = None) -> int:
         """A whole request; returns how many tokens it reused."""
         self.now += 0.1
+        self.cache.time = self.now
         step = self.cache.begin_step()
         lease = prefill(self.cache, tokens)
         reused = lease.reused
