@@ -312,7 +312,7 @@ class RadixTree:
         The child survives: it keeps its end, its anchors and its place in the order.
         """
         parent, children = node.parent, node.children
-        if parent is None or children is None or len(children) != 1:
+        if parent is None or children is None or len(children) != 1 or not node.attached:
             return
         child = children[0]
         if self.is_open(child) or node.pins != (1 if child.pins else 0):

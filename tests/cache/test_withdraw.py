@@ -43,6 +43,19 @@ def test_what_another_prefix_goes_on_with_stays_in_one_piece() -> None:
     assert serve_as(cache, "b", [*LONG, 30, 31]) == 8
 
 
+def test_a_request_that_reuses_part_of_a_prefix_ends_after_it_is_withdrawn() -> None:
+    cache = public(LONG)
+    serve_as(cache, "a", [*LONG, 30])
+    inside = cache.acquire(pack([*LONG, 30]), b"a", limit=len(SHORT))
+    whole = cache.acquire(pack([*LONG, 30]), b"b")
+    cache.set_public([])
+    inside.release()
+    cache.check()
+    whole.release()
+    cache.check()
+    assert cache.pool.free == 63
+
+
 @pytest.mark.parametrize("seed", [3, 4, 6])
 def test_random_operations_that_once_left_the_tree_untidy(seed: int) -> None:
     assert sum(run(5000, seed=seed).values()) > 0
