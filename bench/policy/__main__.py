@@ -71,7 +71,8 @@ def _of_case(each: Numbers, hinted: float, alone: float) -> list[Numbers]:
     found = (
         ("with hints", hinted, each["closed"]["hints"]),
         ("without hints", alone, each["closed"]["adaptive"]),
-        ("without hints, served", alone, each["closed_served"]),
+        ("with hints, served", hinted, each["closed_served"]["hints"]),
+        ("without hints, served", alone, each["closed_served"]["adaptive"]),
     )
     return [
         _entry(f"{name}, {what}", f">= {bound:.0%} of the gap", share, share >= bound)
@@ -87,22 +88,25 @@ def table(results: Numbers) -> Table:
     """Hits and what is closed of the gap, both halves."""
     made = Table(title="Coding sessions: hits in % (closed of the gap)", title_justify="left")
     cases = [(half, each) for half, found in results["coding"].items() for each in found]
-    names = list(cases[0][1]["hits"]) if cases else []
-    for name in ("", *names, "lru, served", "adaptive, served"):
-        made.add_column(name, justify="right")
+    made.add_column("")
     for half, each in cases:
-        served = each["served"]
-        made.add_row(
-            f"{half}, {each['opened']} at {each['tokens'] / 1e6:g} M",
-            *(_share(each["hits"][name], each["closed"].get(name)) for name in names),
-            _share(served["lru"], None),
-            _share(served["adaptive"], each["closed_served"]),
-        )
+        made.add_column(f"{half}, {each['opened']} at {each['tokens'] / 1e6:g} M", justify="right")
+    for title, hits, shares in (
+        ("on paper", "hits", ("closed",)),
+        ("served", "served", ("closed_served", "closed_running")),
+    ):
+        for name in cases[0][1][hits] if cases else ():
+            cells = (
+                _share(each[hits][name], [each[key].get(name) for key in shares])
+                for _, each in cases
+            )
+            made.add_row(f"{title}: {name}", *cells)
     return made
 
 
-def _share(hits: float, closed: float | None) -> str:
-    return f"{100 * hits:.1f}" + ("" if closed is None else f" ({100 * closed:.0f})")
+def _share(hits: float, closed: list[float | None]) -> str:
+    shares = ", ".join(f"{100 * each:.0f}" for each in closed if each is not None)
+    return f"{100 * hits:.1f}" + (f" ({shares})" if shares else "")
 
 
 def main(

@@ -11,8 +11,14 @@ from bench import plot
 
 Numbers = dict[str, Any]
 
-SERVED = "adaptive, served"
-RULES = ("adaptive", "hints", "adaptive, told of ends", "hints, tools only", "lru", SERVED)
+RULES = (
+    "adaptive",
+    "hints",
+    "adaptive, told of ends",
+    "hints, tools only",
+    "lru",
+    "hints, every other session",
+)
 COLOURS = dict(zip(RULES, plot.COLOURS, strict=True)) | {"optimum": "#37352f"}
 
 
@@ -21,8 +27,8 @@ def draw(results: Numbers, path: Path) -> Path:
     over sizes; cost."""
     figure, axes = plot.panels(6, title="cache policies, replayed")
     if results["coding"].get("odd"):
-        _closed(axes[0], results["coding"]["odd"])
-        _hits(axes[1], results["coding"]["odd"])
+        _closed(axes[0], results["coding"]["odd"], "closed", "on paper")
+        _closed(axes[1], results["coding"]["odd"], "closed_served", "served")
     _keeping(axes[2], results["keeping"])
     for panel, where, title in (
         (axes[3], "paper", "gain over LRU, on paper"),
@@ -38,31 +44,16 @@ def _name(entry: Numbers) -> str:
     return f"{entry['opened']} open\n{entry['tokens'] / 1e6:g} M"
 
 
-def _closed(axes: Axes, cases: list[Numbers]) -> None:
-    plot.style(axes, title="odd sessions: closed of LRU's gap to the optimum", y="%")
-    rules = [SERVED, *cases[0]["closed"]]
+def _closed(axes: Axes, cases: list[Numbers], key: str, title: str) -> None:
+    plot.style(axes, title=f"closed of LRU's gap to the optimum, {title}", y="%")
+    rules = list(cases[0][key])
     width = 0.8 / len(rules)
     for number, rule in enumerate(rules):
         places = [place + width * (number - (len(rules) - 1) / 2) for place in range(len(cases))]
-        heights = [
-            100 * (each["closed_served"] if rule == SERVED else each["closed"][rule])
-            for each in cases
-        ]
+        heights = [100 * each[key][rule] for each in cases]
         axes.bar(places, heights, width, label=rule, color=COLOURS[rule])
     axes.set_xticks(range(len(cases)), [_name(each) for each in cases])
-    axes.set_ylim(top=125)
-    axes.legend(fontsize=6, frameon=False, ncols=2, loc="upper left")
-
-
-def _hits(axes: Axes, cases: list[Numbers]) -> None:
-    plot.style(axes, title="odd sessions: hits", y="% of prompt tokens")
-    rules = ("lru", "adaptive", "hints", "optimum")
-    for number, rule in enumerate(rules):
-        places = [place + 0.2 * (number - 1.5) for place in range(len(cases))]
-        heights = [100 * each["hits"][rule] for each in cases]
-        axes.bar(places, heights, 0.2, label=rule, color=COLOURS[rule])
-    axes.set_xticks(range(len(cases)), [_name(each) for each in cases])
-    axes.set_ylim(top=105)
+    axes.set_ylim(top=110)
     axes.legend(fontsize=6, frameon=False, ncols=2, loc="upper left")
 
 

@@ -12,6 +12,7 @@ import math
 import random
 
 from bench.closed_loop import NEVER, Traffic
+from radixserve.cache.terms import LONGEST, Keeping
 from radixserve.simulation.replay import OVER, Plan, Ranks
 
 ERROR = 1.0
@@ -34,6 +35,20 @@ def expected(traffic: Traffic, *, people: bool, seed: int = 0) -> list[float]:
         known = people or tools or returns == NEVER
         said.append(call.time + ((returns - call.time) * factor if known else GUESS))
     return said
+
+
+def keepings(traffic: Traffic, said: list[float], *, people: bool, every: int = 1) -> list[Keeping]:
+    """What clients say to the cache that serves: the session, when the next request of it comes,
+    and its last one. Of the sessions only ``every`` so many-th says anything."""
+    found = []
+    for place, session in enumerate(traffic.sessions):
+        last = traffic.returns[place] == NEVER
+        seconds = None
+        if not last and (people or traffic.tools[place]):
+            seconds = min(LONGEST, int(said[place] - traffic.trace.calls[place].time))
+        speaks = session % every == 0
+        found.append(Keeping((), str(session), last, seconds) if speaks else Keeping())
+    return found
 
 
 def shared(plan: Plan, sessions: list[int]) -> list[list[bool]]:

@@ -58,8 +58,8 @@ class Replayed:
     def lru(self, tokens: int, *, grace: float = 0.0) -> float:
         return replay(self.plan, least_recently_used(self.plan), self.blocks(tokens), grace=grace)
 
-    def optimum(self, tokens: int) -> float:
-        return replay(self.plan, optimum(self.plan), self.blocks(tokens))
+    def optimum(self, tokens: int, *, running: bool = False) -> float:
+        return replay(self.plan, optimum(self.plan), self.blocks(tokens), running=running)
 
     def adaptive(self, tokens: int) -> float:
         blocks = self.blocks(tokens)
@@ -92,6 +92,12 @@ class Coding(Replayed):
         ranks, ends = hints.by_expectation(self.plan, self.traffic, said)
         return replay(self.plan, ranks, self.blocks(tokens), ends=ends)
 
+    def told(self, tokens: int, *, people: bool = True, every: int = 1) -> float:
+        """The cache that serves, told what clients say."""
+        said = hints.expected(self.traffic, people=True)
+        says = hints.keepings(self.traffic, said, people=people, every=every)
+        return serve(self.trace, self.blocks(tokens), says=says)
+
 
 def closed(hits: float, lru: float, best: float) -> float:
     """The share of the way from ``lru`` to ``best``; 0 where there is none."""
@@ -107,14 +113,21 @@ def case(coding: Coding, opened: int, tokens: int) -> Numbers:
         "hints, tools only": coding.hinted(tokens, people=False),
         "hints": coding.hinted(tokens, people=True),
     }
-    served = [coding.served(tokens, adaptive=each) for each in (False, True)]
+    served = {
+        "adaptive": coding.served(tokens, adaptive=True),
+        "hints": coding.told(tokens),
+        "hints, tools only": coding.told(tokens, people=False),
+        "hints, every other session": coding.told(tokens, every=2),
+    }
+    by_age, running = coding.served(tokens, adaptive=False), coding.optimum(tokens, running=True)
     return {
         "opened": opened,
         "tokens": tokens,
         "hits": {"lru": lru} | hits | {"optimum": best},
         "closed": {name: closed(each, lru, best) for name, each in hits.items()},
-        "served": dict(zip(("lru", "adaptive"), served, strict=True)),
-        "closed_served": closed(served[1], served[0], best),
+        "served": {"lru": by_age} | served | {"optimum": running},
+        "closed_served": {name: closed(each, by_age, best) for name, each in served.items()},
+        "closed_running": {name: closed(each, by_age, running) for name, each in served.items()},
     }
 
 

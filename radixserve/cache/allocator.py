@@ -120,8 +120,8 @@ class Allocator:
         if account is None:
             admission = None
         old = pool.ended if admission is None else min(pool.ended, admission.old())
-        now, freed = self.accounts.time, 0
-        while freed < count and (leaf := order.pop(pool.ended, now, old)) is not None:
+        freed = 0
+        while freed < count and (leaf := order.pop(pool.ended, self.clock, old)) is not None:
             most, last_use = count - freed, leaf.last_use
             young = last_use > old and leaf.kept >= 0
             if young and leaf.newcomer:

@@ -7,26 +7,39 @@ from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedKeyList
 
-from radixserve.cache.terms import end_of
+from radixserve.cache.terms import DONE, due, end_of
 
 if TYPE_CHECKING:
+    from radixserve.cache.clock import StepClock
     from radixserve.cache.node import Node
+
+SLACK = 30
+"""Seconds beyond the expected time after which nobody is expected any more."""
+UNUSED = 10
+"""Seconds for which what nothing is known of is taken to stay unused at least."""
 
 
 class EvictionOrder:
-    """The unpinned leaves: those that nobody comes back for, then by age, coldest first, among
-    equally cold ones the deepest; at last what is kept, first what is so for the shortest time.
+    """The unpinned leaves, in the order in which they go
+
+    1. those that nobody comes back for;
+    2. by age, the coldest first, among equally cold ones the deepest; and those that somebody is
+       expected to come back for, the latest first. What was not used for some time is taken to stay
+       unused for as long again and ``UNUSED`` more: of the first of either, the one goes that would
+       be used later. Who is late by ``SLACK`` is not waited for: that goes by age too;
+    3. what is kept, first what is so for the shortest time.
 
     Whoever changes ``last_use``, ``end`` or ``kept`` of a leaf takes it out before and puts it back
     after.
     """
 
-    __slots__ = ("_done", "_kept", "_leaves", "_newcomers")
+    __slots__ = ("_awaited", "_kept", "_leaves", "_newcomers")
 
     def __init__(self) -> None:
         self._leaves: SortedKeyList[Node, int] = SortedKeyList(key=_place)
         # Most tenants never have any of these.
-        self._done: SortedKeyList[Node, int] | None = None
+        self._awaited: SortedKeyList[Node, int] | None = None
+        """With those that nobody comes back for, which are awaited last of all."""
         self._kept: SortedKeyList[Node, int] | None = None
         # Those of the leaves that end in pages of newcomers.
         self._newcomers: SortedKeyList[Node, int] | None = None
@@ -49,43 +62,45 @@ class EvictionOrder:
         if leaf.newcomer and not leaf.kept and self._newcomers is not None:
             self._newcomers.remove(leaf)
 
-    def pop(self, last_use: int, now: int = 0, old: int | None = None) -> Node | None:
-        """Take out the first leaf that was not in use after ``last_use``; at ``now``, in seconds of
-        the engine's clock, what was kept until then is kept no longer. Of those that go by age,
-        what was in use after ``old`` goes after newcomers. O(log leaves)."""
-        leaves, kept, newcomers = self._leaves, self._kept, self._newcomers
-        while kept and end_of(kept[0].kept) <= now:
+    def pop(self, last_use: int, clock: StepClock, old: int | None = None) -> Node | None:
+        """Take out the first leaf that was not in use after ``last_use``. What was kept until now
+        is kept no longer. Of those that go by age, what was in use after ``old`` goes after
+        newcomers. O(log leaves)."""
+        kept, awaited = self._kept, self._awaited
+        while kept and end_of(kept[0].kept) <= clock.now:
             self._set_free(kept.pop(0))
-        if self._done and (leaf := _take(self._done, last_use)) is not None:
-            return leaf
-        if leaves and leaves[0].last_use <= last_use:
-            young = old is not None and leaves[0].last_use > old
-            leaf = newcomers[0] if young and newcomers else leaves[0]
+        leaf = self._by_age(last_use, clock)
+        last = _first(awaited, last_use) if awaited else None
+        if last is not None and (leaf is None or _later(last, leaf, clock)):
+            leaf = last
+        elif leaf is not None and old is not None and leaf.last_use > old and self._newcomers:
             # A step in flight may still read the newcomer.
-            leaf = leaf if leaf.last_use <= last_use else leaves[0]
+            leaf = self._newcomers[0] if self._newcomers[0].last_use <= last_use else leaf
+        elif leaf is None and kept:
+            leaf = _first(kept, last_use)
+        if leaf is not None:
             self.remove(leaf)
-            return leaf
-        return _take(kept, last_use) if kept else None
+        return leaf
 
     def coldest(self) -> int | None:
         """When the coldest leaf that goes by age was last in use. O(1)."""
         return self._leaves[0].last_use if self._leaves else None
 
     def leaves(self) -> list[Node]:
-        """All of them, in that order. O(leaves)."""
-        return [*(self._done or ()), *self._leaves, *(self._kept or ())]
+        """All of them; of 2., those that are awaited come first. O(leaves)."""
+        return [*(self._awaited or ()), *self._leaves, *(self._kept or ())]
 
     def sound(self) -> bool:
         """Whether every leaf stands where it has to now. O(leaves log leaves)."""
         if list(self._newcomers or ()) != [leaf for leaf in self._leaves if leaf.newcomer]:
             return False
-        lists = [each for each in (self._done, self._leaves, self._kept) if each is not None]
+        lists = [each for each in (self._awaited, self._leaves, self._kept) if each is not None]
         return all(
             all(leaf in each for leaf in each)
             and all(each.key(first) < each.key(second) for first, second in pairwise(each))
             for each in lists
         ) and [(leaf.kept > 0) - (leaf.kept < 0) for leaf in self.leaves()] == [
-            *[-1] * len(self._done or ()),
+            *[-1] * len(self._awaited or ()),
             *[0] * len(self._leaves),
             *[1] * len(self._kept or ()),
         ]
@@ -94,12 +109,19 @@ class EvictionOrder:
 
     def _apart(self, kept: int) -> SortedKeyList[Node, int]:
         if kept < 0:
-            if self._done is None:
-                self._done = SortedKeyList(key=_place)
-            return self._done
+            if self._awaited is None:
+                self._awaited = SortedKeyList(key=_kept_place)
+            return self._awaited
         if self._kept is None:
             self._kept = SortedKeyList(key=_kept_place)
         return self._kept
+
+    def _by_age(self, last_use: int, clock: StepClock) -> Node | None:
+        """The coldest, or who is late, if that is colder; unless it was in use too lately."""
+        leaf = self._leaves[0] if self._leaves else None
+        if self._awaited and due((late := self._awaited[-1]).kept) + SLACK <= clock.now:
+            leaf = late if leaf is None or _place(late) < _place(leaf) else leaf
+        return leaf if leaf is not None and leaf.last_use <= last_use else None
 
     def _set_free(self, leaf: Node) -> None:
         leaf.account.kept.move(len(leaf.pages), leaf.kept, 0)
@@ -107,14 +129,16 @@ class EvictionOrder:
         self.add(leaf)
 
 
-def _take(leaves: SortedKeyList[Node, int], last_use: int) -> Node | None:
+def _first(leaves: SortedKeyList[Node, int], last_use: int) -> Node | None:
     """The first that is old enough. Those that are not were let go of a step ago, and are few."""
-    for place, leaf in enumerate(leaves):
-        if leaf.last_use <= last_use:
-            del leaves[place]
-            found: Node = leaf
-            return found
-    return None
+    return next((leaf for leaf in leaves if leaf.last_use <= last_use), None)
+
+
+def _later(awaited: Node, leaf: Node, clock: StepClock) -> bool:
+    """Whether ``awaited`` will be used later than ``leaf``, which nothing is known of."""
+    if awaited.kept == DONE:
+        return True
+    return due(awaited.kept) - clock.now > UNUSED + clock.age(leaf.last_use)
 
 
 def _place(leaf: Node) -> int:

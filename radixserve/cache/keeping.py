@@ -5,7 +5,7 @@
     tokens  0 ... system prompt ]...... conversation ]...... answer ....
     kept    [ for an hour       ][ for five minutes  ][ by age alone ]
 
-A node's ``kept`` is a term (see ``radixserve.cache.terms``), 0, or ``DONE``.
+A node's ``kept`` is a term (see ``radixserve.cache.terms``), 0, or says when somebody comes back.
 Going up it never falls, since what is above a kept prefix is part of it. Nobody watches the clock:
 what has run out is found to have, once somebody looks at it.
 """
@@ -99,13 +99,13 @@ def raise_to(tree: RadixTree, node: Node, kept: int) -> None:
 
 def refresh(tree: RadixTree, node: Node, now: int) -> None:
     """The path to ``node``, which is pinned, is used: what of it is kept is so from now on, and
-    what nobody would come back for has been come back for. What was kept for too long says so
+    whoever was awaited, or was not, has come back. What was kept for too long says so
     until it goes, as what is below it may. O(edges)."""
     least = 0
     at: Node | None = node
     while at is not None:
         above = upper(at)
-        if at.kept == DONE:
+        if at.kept < 0:
             _set(at, 0)
         elif end_of(at.kept) > now:
             least = max(least, again(at.kept, now))
@@ -130,24 +130,36 @@ def let_go(tree: RadixTree, end: Node, shared: int) -> int:
     before all else. Returns how many pages that are. O(edges).
 
     Neither do the first ``shared`` tokens, which were there before, nor what is kept for longer
-    than the end of the path is: others come back for that.
+    than the end of what is kept: others come back for that.
     """
-    pages = kept = 0
+    at: Node | None = end
+    while at is not None and at.kept <= 0:
+        at = at.parent
+    return await_return(tree, end, shared, DONE, kept=0 if at is None else at.kept)
+
+
+def await_return(tree: RadixTree, end: Node, shared: int, rank: int, *, kept: int = 0) -> int:
+    """Somebody comes back for the path to ``end`` as ``rank``, below 0, says: so it is for what
+    nobody else holds or is awaited for sooner, behind the first ``shared`` tokens. Returns how many
+    pages that are. O(edges).
+
+    What is kept for longer than ``kept`` says, is so still.
+    """
+    pages = 0
     if isinstance(end, Root):
         return 0  # all that it had is gone
     shared -= shared % tree.page_size
     seam = node_at(tree, end, shared) if shared else None
     at: Node | None = end
     while at is not None and at.parent is not None and at.attached and not at.pins:
-        others = any(child.kept != DONE for child in at.children or ())
-        kept = kept or at.kept
-        if others or at.end <= shared or at.kept > kept:
+        others = any(child.kept > rank for child in at.children or ())
+        if others or at.end <= shared or (at.kept > kept and end_of(at.kept) > tree.accounts.time):
             break
         above = at.parent
         if at.children is None:
             at.account.order.remove(at)
         pages += len(at.pages)
-        _set(at, DONE)
+        _set(at, rank)
         if at.children is None:
             at.account.order.add(at)
         tree.join(at)

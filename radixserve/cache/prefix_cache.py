@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from radixserve.cache.allocator import Allocator
 from radixserve.cache.ghosts import Eviction
 from radixserve.cache.identity import block_ids
-from radixserve.cache.keeping import keep_marks, let_go, refresh
+from radixserve.cache.keeping import await_return, keep_marks, let_go, refresh
 from radixserve.cache.lease import Lease
 from radixserve.cache.ledger import check
 from radixserve.cache.namespace import PUBLIC
@@ -18,7 +18,7 @@ from radixserve.cache.peek import Peek
 from radixserve.cache.public import PublicPrefixes
 from radixserve.cache.purge import Purge, forget, withdraw
 from radixserve.cache.quota import Account, Accounts
-from radixserve.cache.terms import Keeping, Kept, end_of
+from radixserve.cache.terms import Keeping, Kept, end_of, expected
 from radixserve.cache.tree import RadixTree
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import TOKEN_BYTES
@@ -184,11 +184,17 @@ class PrefixCache:
         ``Lease.release`` costs)."""
         self.accounts.marked = True
         kept = keep_marks(self.tree, lease, keeping.marks, self.time)
-        if keeping.session:
-            lease.session = keeping.session, found
+        if keeping.session or keeping.next_in is not None:
+            # A request of no conversation is one for a moment.
+            lease.session = keeping.session, found if keeping.session else 0
         lease.release()
+        sessions, name = lease.account.sessions, (lease.namespace, keeping.session)
+        if sessions is not None and keeping.next_in is not None and name in sessions:
+            await_return(self.tree, *sessions[name], expected(self.time, keeping.next_in))
+        if sessions is not None and not keeping.session:
+            sessions.pop(name)
         if keeping.session and keeping.last:
-            self.end_session(lease.account.tenant, lease.namespace, keeping.session)
+            self.end_session(lease.account.tenant, *name)
         return kept
 
     def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:

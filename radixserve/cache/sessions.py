@@ -25,6 +25,13 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._ends)
 
+    def __contains__(self, name: Name) -> bool:
+        return name in self._ends
+
+    def __getitem__(self, name: Name) -> tuple[Node, int]:
+        """Where it ends, and the tokens that were there before it. O(1)."""
+        return self._ends[name]
+
     def put(self, name: Name, node: Node, found: int) -> None:
         """It ends at ``node`` now; ``found`` tokens of this turn were cached before. O(1)."""
         _, shared = self._ends.get(name, (node, found))

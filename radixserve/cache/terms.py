@@ -1,7 +1,8 @@
 """For how long a prefix is kept, and how many pages are.
 
 A *term* is one integer: until when, in whole seconds of the engine's clock, and for how many
-seconds at a time. Of two terms the greater ends later; 0 is none.
+seconds at a time. Of two terms the greater ends later; 0 is none. Below 0 it says when somebody is
+expected to come back: the greater, the sooner.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 
 LONGEST = 86_400
 """Seconds that anything may be kept at a time."""
-DONE = -1
+DONE = -(1 << 62)
 """In place of a term: nobody will come back for it, so that it goes before all else."""
 _BITS = 17
 _SECONDS = (1 << _BITS) - 1
@@ -32,6 +33,16 @@ def again(kept: int, now: int) -> int:
 def end_of(kept: int) -> int:
     """When that is over, in seconds of the engine's clock. O(1)."""
     return kept >> _BITS
+
+
+def expected(now: int, seconds: int) -> int:
+    """In place of a term: somebody comes back so many seconds from ``now`` on. O(1)."""
+    return -max(1, now + seconds)
+
+
+def due(kept: int) -> int:
+    """When somebody comes back for what is kept so, in seconds of the engine's clock. O(1)."""
+    return -kept
 
 
 class KeptPages:
@@ -90,9 +101,11 @@ class Keeping(msgspec.Struct, frozen=True, array_like=True):
     """The name of the conversation that it is a turn of; empty for none."""
     last: bool = False
     """Whether that ends with it."""
+    next_in: int | None = None
+    """Seconds from its end on after which the next request is expected that goes on from it."""
 
     def __bool__(self) -> bool:
-        return bool(self.marks or self.session)
+        return bool(self.marks or self.session or self.next_in is not None)
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -64,11 +64,11 @@ class Marked:
         return replace(self.keeping, marks=(*marks, *self.keeping.marks)) or None
 
 
-def seconds_of(value: str | float, param: str) -> int:
-    """A time to live in whole seconds, rounded up: a number of them, or ``30m``, ``12h``, ``90s``.
+def seconds_of(value: str | float, param: str, *, least: int = 1) -> int:
+    """A time in whole seconds, rounded up: a number of them, or ``30m``, ``12h``, ``90s``.
 
     Raises:
-        ApiError: 400, it is none, or not from 1 second to a day.
+        ApiError: 400, it is none, or not from ``least`` seconds to a day.
     """
     seconds: float = -1.0
     if isinstance(value, str):
@@ -77,11 +77,11 @@ def seconds_of(value: str | float, param: str) -> int:
             seconds = int(found[1]) * SECONDS[found[2]]
     else:
         seconds = value
-    if not 1 <= seconds <= LONGEST:
+    if not least <= seconds <= LONGEST:
         raise invalid(
             param,
-            f"{param} must be a time from 1s to 24h, as a number of seconds or as 90s, 30m or 12h: "
-            "nothing is kept for ever",
+            f"{param} must be a time from {least}s to 24h, as a number of seconds or as 90s, 30m "
+            "or 12h",
         )
     return -int(-seconds // 1)
 
@@ -138,7 +138,10 @@ def said_besides(fields: CommonFields, headers: Headers) -> tuple[Keeping, list[
     marks: tuple[Mark, ...] = ()
     if fields.keep_for is not None:
         marks = (Mark(None, seconds_of(fields.keep_for, "keep_for")),)
-    return Keeping(marks, session, last), ignored
+    next_in = fields.next_request_in
+    if next_in is not None:
+        next_in = seconds_of(next_in, "next_request_in", least=0)
+    return Keeping(marks, session, last, next_in), ignored
 
 
 def _session(fields: CommonFields, headers: Headers) -> tuple[str, list[str]]:

@@ -83,6 +83,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     session_end: bool | None = None
     keep_for: str | float | None = None
+    next_request_in: str | float | None = None
 
 
 class GenerationFields(CommonFields, kw_only=True):

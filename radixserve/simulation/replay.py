@@ -83,6 +83,7 @@ def replay(
     ends: Ranks | None = None,
     grace: float = 0.0,
     reuse: Reuse | None = None,
+    running: bool = False,
 ) -> float:
     """The share of prompt tokens that hit, 0 to 1, in a cache of ``blocks`` blocks.
 
@@ -92,13 +93,20 @@ def replay(
         grace: Seconds for which nothing that was used goes to make room for a newcomer: what does
             not fit beside it is not kept.
         reuse: learns this grace from the ages of what is used again and of what goes.
+        running: A request needs all of its prompt there while it runs: others go for it, also where
+            they are of more use than what it leaves.
     """
     kept = _Kept(plan, blocks, reuse)
     hits = 0
     for place, nodes in enumerate(plan.paths):
         now = plan.times[place]
+        if running and sum(plan.sizes[node] for node in nodes) > blocks:
+            continue  # it does not fit, and is not served
         had = kept.reach(nodes, now)
         hits += min(had * plan.block_size, plan.tokens[place] - 1)
+        if running:
+            kept.take(nodes, [NEVER] * len(nodes), now)
+            kept.shrink(now, 0.0, nodes, had)
         kept.take(nodes, ranks(place), now)
         if ends is not None:
             kept.give_up(nodes, ends(place), now)

@@ -10,11 +10,12 @@ import random
 from array import array
 from collections import Counter, deque
 
+from radixserve.cache.eviction import SLACK, UNUSED
 from radixserve.cache.namespace import PUBLIC
 from radixserve.cache.node import Node, Root, walk
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.quota import Account
-from radixserve.cache.terms import DONE, Keeping, Mark, end_of
+from radixserve.cache.terms import DONE, Keeping, Mark, due, end_of
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import pack, unpack
 from tests.cache.steps import Sequence, Step, Work
@@ -227,7 +228,7 @@ class Simulation:
         cold = self._cold()
         wanted = self.rng.choice((1, 1, 1, 2, self.cache.pool.num_pages))
         if wanted == 1 and cold:
-            page = min(cold, key=self._turn).pages[-1]
+            page = self._first(cold).pages[-1]
             assert self.cache.evict(1) == 1
             assert self.cache.pool.holders(page) == 0, "not the coldest, deepest block was evicted"
         else:
@@ -332,8 +333,31 @@ class Simulation:
     def _tenants(self) -> list[Account]:
         return [each for each in self.cache.accounts if each is not self.cache.accounts.public]
 
-    def _turn(self, leaf: Node) -> tuple[object, ...]:
-        """By whom, and then by age, the next page is to be lost when nobody in particular asks."""
+    def _first(self, leaves: list[Node]) -> Node:
+        """The one that is to lose the next page when nobody in particular asks."""
+        losing = min(map(self._loses, leaves))
+        leaves = [leaf for leaf in leaves if self._loses(leaf) == losing]
+        clock = self.cache.allocator.clock
+        awaited = [leaf for leaf in leaves if leaf.kept < 0]
+        late = max(awaited, key=lambda leaf: (leaf.kept, *_age(leaf)), default=None)
+        others = [leaf for leaf in leaves if leaf.kept >= 0]
+        if late is not None and due(late.kept) + SLACK <= clock.now:
+            others.append(late)
+        last = min(awaited, key=lambda leaf: (leaf.kept, *_age(leaf)), default=None)
+        kept = {leaf: leaf.kept if end_of(leaf.kept) > clock.now else 0 for leaf in others}
+        other = min(others, key=lambda leaf: (kept[leaf], *_age(leaf)), default=None)
+        if last is None or other is None:
+            found = last or other
+            assert found is not None
+            return found
+        waits = due(last.kept) - clock.now
+        unused = clock.age(other.last_use) + UNUSED
+        self.seen["awaited before the coldest"] += waits > unused and last.kept != DONE
+        self.seen["awaited behind the coldest"] += waits <= unused
+        return last if kept[other] or waits > unused else other
+
+    def _loses(self, leaf: Node) -> tuple[object, ...]:
+        """By whom the next page is to be lost when nobody in particular asks."""
         account = leaf.account
         quota = account.quota
         place: tuple[object, ...] = (1, -account.cold, account.serial)
@@ -341,8 +365,7 @@ class Simulation:
             beyond = min(0, quota.maximum - account.used)
             excess = (account.used - quota.guaranteed) / quota.weight
             place = (0, beyond, not account.idle, -(excess // 1), account.serial)
-        kept = 0 if end_of(leaf.kept) <= self.cache.time and leaf.kept != DONE else leaf.kept
-        return (place, kept, leaf.last_use, -leaf.end, leaf.serial)
+        return place
 
     # What the operations are made of
 
@@ -410,7 +433,9 @@ class Simulation:
         session = rng.choice((*SESSIONS, ""))
         tenant = lease.account
         before, room = tenant.kept.total(cache.time), tenant.quota.keep
-        kept = cache.finish(lease, Keeping(marks, session, rng.random() < 0.1), lease.reused)
+        next_in = rng.choice((None, rng.randrange(60), rng.randrange(9000)))
+        keeping = Keeping(marks, session, rng.random() < 0.1, next_in)
+        kept = cache.finish(lease, keeping, lease.reused)
         if kept is None:
             assert not marks
             return
@@ -567,3 +592,7 @@ def run(operations: int, seed: int, check_every: int = 1) -> Counter[str]:
         simulation.drain()
         seen += simulation.seen
     return seen
+
+
+def _age(leaf: Node) -> tuple[int, int, int]:
+    return leaf.last_use, -leaf.end, leaf.serial

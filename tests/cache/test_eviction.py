@@ -6,11 +6,12 @@ from array import array
 
 import pytest
 
+from radixserve.cache.clock import StepClock
 from radixserve.cache.eviction import EvictionOrder
 from radixserve.cache.node import Node
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.quota import Accounts
-from radixserve.cache.terms import term
+from radixserve.cache.terms import DONE, term
 from radixserve.tenant import OPEN
 from radixserve.tokens import pack
 from tests.cache.serving import found, idle, nodes, order, prefill, serve
@@ -43,27 +44,27 @@ def test_the_order_is_by_age_then_depth_then_birth() -> None:
         order.add(leaf)
     assert order.leaves() == leaves
     order.remove(leaves[0])
-    assert order.pop(0) is None, "it is in use still"
-    assert [order.pop(3) for _ in range(6)] == [*leaves[1:], None]
+    assert order.pop(0, StepClock()) is None, "it is in use still"
+    assert [order.pop(3, StepClock()) for _ in range(6)] == [*leaves[1:], None]
 
 
 def test_newcomers_go_after_what_is_old_and_before_what_is_young_or_kept() -> None:
     old, young, newcomer, kept, done = (_leaf(serial, serial, 4) for serial in range(1, 6))
     newcomer.newcomer = 1
     kept.newcomer, kept.kept = 1, term(60, 0)
-    done.kept = -1
+    done.kept = DONE
     order = EvictionOrder()
     for leaf in (young, newcomer, kept, done, old):
         order.add(leaf)
     assert order.sound()
-    gone = [order.pop(9, 0, 1) for _ in range(6)]
+    gone = [order.pop(9, StepClock(), 1) for _ in range(6)]
     assert gone == [done, old, newcomer, young, kept, None]
     for leaf in (young, newcomer):
         order.add(leaf)
-    assert order.pop(9) is young, "without word of what is old, by age alone"
+    assert order.pop(9, StepClock()) is young, "without word of what is old, by age alone"
     order.add(young)
-    assert order.pop(2, 0, 1) is young, "what a step still reads does not go"
-    assert order.pop(2, 0, 1) is None
+    assert order.pop(2, StepClock(), 1) is young, "what a step still reads does not go"
+    assert order.pop(2, StepClock(), 1) is None
     assert order.sound()
 
 

@@ -36,6 +36,8 @@ def test_twenty_thousand_random_operations_never_read_a_wrong_slot_or_lose_a_pag
         "keeping refused",
         "sessions that ended",
         "pages owed",
+        "awaited before the coldest",
+        "awaited behind the coldest",
     ):
         assert seen[what] > 5, f"the test is blind: {what} happened {seen[what]} times"
 

@@ -148,6 +148,7 @@ SENT: dict[str, tuple[object, str, str]] = {
     "session_id": ("a", HONOURED, HONOURED),
     "session_end": (False, HONOURED, HONOURED),
     "keep_for": ("5m", HONOURED, HONOURED),
+    "next_request_in": (8, HONOURED, HONOURED),
     "prewarm": (True, HONOURED, LISTED),
     "return_tokens_as_token_ids": (True, REFUSED, REFUSED),
     "return_token_ids": (True, HONOURED, HONOURED),

@@ -69,7 +69,7 @@ def test_times_are_numbers_of_seconds_or_have_a_unit(sent: Any, seconds: int):
         "٣m",
     ],
 )
-@pytest.mark.parametrize("where", ["options", "part", "keep_for"])
+@pytest.mark.parametrize("where", ["options", "part", "keep_for", "next_request_in"])
 def test_times_that_cannot_be_are_refused_with_their_place(
     client: TestClient, sent: Any, where: str
 ):
@@ -80,11 +80,13 @@ def test_times_that_cannot_be_are_refused_with_their_place(
         "options": {"prompt_cache_options": {"ttl": sent}},
         "part": {"messages": [user(part("Hi", **mark))]},
         "keep_for": {"keep_for": sent},
+        "next_request_in": {"next_request_in": -1 if sent in (0, 0.999, "0s") else sent},
     }
     paths = {
         "options": "prompt_cache_options.ttl",
         "part": "messages.0.content.0.prompt_cache_breakpoint.ttl",
         "keep_for": "keep_for",
+        "next_request_in": "next_request_in",
     }
     assert refused(chat(client, **fields[where])) == (paths[where], "invalid_value")
 
@@ -128,6 +130,11 @@ def test_of_many_marks_the_last_ones_count_and_the_others_are_listed():
 def test_what_is_to_be_kept_with_the_answer_needs_no_place():
     assert read([user(part("a"))], keep_for=90).at([]) == Keeping((Mark(None, 90),))
     assert read([user(part("a"))]).at([]) is None
+
+
+@pytest.mark.parametrize(("sent", "seconds"), [(0, 0), (0.2, 1), (8, 8), ("2m", 120)])
+def test_when_the_next_request_comes_needs_no_place(sent: float | str, seconds: int):
+    assert read([user(part("a"))], next_request_in=sent).at([]) == Keeping(next_in=seconds)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ SAME = (
     "session_id",
     "session_end",
     "keep_for",
+    "next_request_in",
     "prewarm",
     "keep_reasoning",
 )

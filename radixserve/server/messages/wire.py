@@ -125,6 +125,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     session_id: str | None = None
     session_end: bool | None = None
     keep_for: str | float | None = None
+    next_request_in: str | float | None = None
     prewarm: bool | None = None
     keep_reasoning: bool | None = None
 
