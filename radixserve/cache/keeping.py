@@ -135,13 +135,25 @@ def let_go(tree: RadixTree, end: Node, shared: int) -> int:
     at: Node | None = end
     while at is not None and at.kept <= 0:
         at = at.parent
-    return await_return(tree, end, shared, DONE, kept=0 if at is None else at.kept)
+    return _put_back(tree, end, shared, DONE, kept=0 if at is None else at.kept)
 
 
-def await_return(tree: RadixTree, end: Node, shared: int, rank: int, *, kept: int = 0) -> int:
-    """Somebody comes back for the path to ``end`` as ``rank``, below 0, says: so it is for what
-    nobody else holds or is awaited for sooner, behind the first ``shared`` tokens. Returns how many
-    pages that are. O(edges).
+def await_return(tree: RadixTree, lease: Lease, rank: int) -> None:
+    """Somebody goes on from ``lease``, which was a turn of a conversation and is released, when
+    ``rank`` says. O(edges)."""
+    sessions = lease.account.sessions
+    if sessions is None or lease.session is None:
+        return
+    name = lease.namespace, lease.session[0]
+    if name in sessions:
+        _put_back(tree, *sessions[name], rank)
+    if not lease.session[0]:
+        sessions.pop(name)
+
+
+def _put_back(tree: RadixTree, end: Node, shared: int, rank: int, *, kept: int = 0) -> int:
+    """The path to ``end`` is to go as ``rank``, below 0, says, as far as nobody else holds it or is
+    awaited sooner, behind the first ``shared`` tokens. Returns how many pages that are. O(edges).
 
     What is kept for longer than ``kept`` says, is so still.
     """

@@ -32,8 +32,7 @@ class PrefixCache:
         page_size: tokens a page.
         enabled: without it nothing is ever matched or kept, and leases only hand out pages.
         keep: part of its pages that a tenant may keep for a time, unless its terms say.
-        adaptive: whether newcomers pass by what is likely to be used soon, see
-            ``radixserve.cache.admission``; without it, what was used longest ago goes first.
+        adaptive: newcomers pass by what is used soon, see ``radixserve.cache.admission``.
     """
 
     __slots__ = (
@@ -179,22 +178,17 @@ class PrefixCache:
         return lease
 
     def finish(self, lease: Lease, keeping: Keeping, found: int = 0) -> Kept | None:
-        """Release ``lease`` and keep what its request, of which ``found`` tokens were cached when
-        it came, has marked. What came of that; None if nothing was marked. O(edges + what
-        ``Lease.release`` costs)."""
+        """Release ``lease`` and do as its request says, of which ``found`` tokens were cached when
+        it came. What came of its marks, if it has any. O(edges + ``Lease.release``)."""
         self.accounts.marked = True
         kept = keep_marks(self.tree, lease, keeping.marks, self.time)
         if keeping.session or keeping.next_in is not None:
-            # A request of no conversation is one for a moment.
-            lease.session = keeping.session, found if keeping.session else 0
+            lease.session = keeping.session, found if keeping.session else 0  # '': for a moment
         lease.release()
-        sessions, name = lease.account.sessions, (lease.namespace, keeping.session)
-        if sessions is not None and keeping.next_in is not None and name in sessions:
-            await_return(self.tree, *sessions[name], expected(self.time, keeping.next_in))
-        if sessions is not None and not keeping.session:
-            sessions.pop(name)
+        if keeping.next_in is not None:
+            await_return(self.tree, lease, expected(self.time, keeping.next_in))
         if keeping.session and keeping.last:
-            self.end_session(lease.account.tenant, *name)
+            self.end_session(lease.account.tenant, lease.namespace, keeping.session)
         return kept
 
     def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
