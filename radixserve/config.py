@@ -93,7 +93,7 @@ class EngineConfig:
     prefix_cache: bool = True
     keep_share: float = 0.5
     """Part of its pages that a tenant may keep for a time, unless its own terms say."""
-    cache_policy: CachePolicy = "lru"
+    cache_policy: CachePolicy = "adaptive"
     """What goes under pressure. lru: what was used longest ago; adaptive: newcomers, as long as
     what they would push out is likely to be used soon."""
 

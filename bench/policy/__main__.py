@@ -88,7 +88,7 @@ def table(results: Numbers) -> Table:
     """Hits and what is closed of the gap, both halves."""
     made = Table(title="Coding sessions: hits in % (closed of the gap)", title_justify="left")
     cases = [(half, each) for half, found in results["coding"].items() for each in found]
-    made.add_column("")
+    made.add_column("", no_wrap=True)
     for half, each in cases:
         made.add_column(f"{half}, {each['opened']} at {each['tokens'] / 1e6:g} M", justify="right")
     for title, hits, shares in (

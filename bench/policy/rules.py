@@ -34,7 +34,7 @@ TIMES = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300)
 MOONCAKE = {
     "conversation": tuple(round(200_000 * 60 ** (step / 19)) for step in range(20)),
     "synthetic": (
-        *(round(200_000 * 10 ** (step / 59)) for step in range(60)),
+        *(round(200_000 * 10 ** (step / 119)) for step in range(120)),
         *(3_000_000, 6_000_000, 12_000_000),
     ),
 }
@@ -96,7 +96,7 @@ class Coding(Replayed):
         """The cache that serves, told what clients say."""
         said = hints.expected(self.traffic, people=True)
         says = hints.keepings(self.traffic, said, people=people, every=every)
-        return serve(self.trace, self.blocks(tokens), says=says)
+        return serve(self.trace, self.blocks(tokens), adaptive=True, says=says)
 
 
 def closed(hits: float, lru: float, best: float) -> float:

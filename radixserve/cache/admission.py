@@ -10,9 +10,10 @@ What is *young* was used within the ``patience``. Who needs pages takes them
 3. from what is young, the coldest first.
 
 Pages of the kinds 2 and 3 are owed: when their taker ends, so many at its own end become a
-newcomer. So newcomers take from each other what requests need while they run, and all else stays
-until it is used again or young no more. Nobody is refused or waits for it, and while the coldest
-is not young, the order is that of age.
+newcomer, unless it found a good part of its prompt: who has come back is none. So newcomers take
+from each other what requests need while they run, and all else stays until it is used again or
+young no more. Nobody is refused or waits for it, and while the coldest is not young, the order is
+that of age.
 
 How long the patience is follows from how soon things are used again. Let F(t) be the share of pages
 that are used again within t, and A(t) the seconds that a page is kept on average if it goes at t. A
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from radixserve.cache.clock import StepClock
+    from radixserve.cache.lease import Lease
     from radixserve.cache.node import Node
 
 FIRST = 15.0
@@ -40,9 +42,11 @@ SHORTEST, RATIO, BINS = 0.5, 1.15, 56
 """Ages are counted in bins up to 0.5, 0.575, ... 1,090 seconds."""
 ENDS = [SHORTEST * RATIO**step for step in range(BINS)]
 LOG = math.log(RATIO)
+KNOWN = 0.25
+"""Of its tokens, so many has somebody found who has come back."""
 GAIN = 0.02
 """Of all pages, so many more have to be used again, by what is known, for newcomers to pass by."""
-MEMORY = 16
+MEMORY = 64
 """Counts are halved whenever the whole pool has been used again or evicted so many times."""
 
 Point = tuple[float, float, float]
@@ -165,10 +169,12 @@ class Admission:
         if anchor.pages and (anchor.children is None or len(anchor.children) == 1):
             self.reuse.used(self._clock.age(anchor.last_use), len(anchor.pages))
 
-    def pay(self, anchor: Node, pages: int) -> None:
-        """A lease ends at ``anchor`` that owes ``pages``: so many at its end become a newcomer,
-        with what was one before, unless nothing is young. O(log leaves)."""
-        if anchor.pins > 1:
+    def pay(self, lease: Lease) -> None:
+        """``lease`` ends, which may owe pages: so many at its end become a newcomer, with what was
+        one before, unless nothing is young. O(log leaves)."""
+        anchor = lease.anchor
+        pages = lease.owed if lease.reused < KNOWN * lease.computed else 0
+        if anchor.pins > 1 or not (pages or anchor.newcomer):
             return
         carried = anchor.newcomer
         if carried:

@@ -235,8 +235,8 @@ class Lease:
         cache.give_back(self.account, private if leaf is None else private[1:])
         if keep:
             self._end_session(leaf or self.anchor)
-            if cache.allocator.admission is not None and (self.owed or self.anchor.newcomer):
-                cache.allocator.admission.pay(self.anchor, self.owed)
+            if cache.allocator.admission is not None:
+                cache.allocator.admission.pay(self)
             cache.unpin(self.anchor)
         else:
             cache.drop(self.anchor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,8 @@ from radixserve.errors import ConfigError
 if TYPE_CHECKING:
     from radixserve.simulation.trace import Trace
 
+SERVED = "as served"
+"""The cache of ``radixserve serve`` itself, with what it does by default."""
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Sizes to try where none are given, of all distinct blocks."""
 
@@ -42,15 +45,16 @@ def simulate(
     ] = None,
     grace: Annotated[
         float,
-        typer.Option(min=0, help="Seconds for which nothing goes for a newcomer: a third policy."),
+        typer.Option(min=0, help="Seconds for which nothing goes for a newcomer: one more policy."),
     ] = 0.0,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves as PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The curves as JSON.")] = False,
 ) -> None:
     """Plan a cache on one's own traffic: hit rates over sizes, beside the best that can be.
 
-    Needs no model. A policy cannot know what comes next; "optimum" does, and shows what is left to
-    gain. A trace has ids of blocks, no text.
+    Needs no model. "As served" is the cache of radixserve serve, one request at a time. A policy
+    cannot know what comes next; "optimum" does, and shows what is left to gain. A trace has ids of
+    blocks, no text.
     """
     from radixserve.simulation.trace import read
 
@@ -96,17 +100,22 @@ def _count(text: str) -> int:
 
 def _curves(trace: Trace, sizes: list[int], grace: float) -> Curves:
     from radixserve.simulation.replay import Plan, least_recently_used, optimum, replay
+    from radixserve.simulation.served import serve
 
     plan = Plan.of(trace)
     least, best = least_recently_used(plan), optimum(plan)
-    policies = {"least recently used": (least, 0.0), "optimum": (best, 0.0)}
+    policies: dict[str, Callable[[int], float]] = {
+        "least recently used": lambda blocks: replay(plan, least, blocks),
+        SERVED: lambda blocks: serve(trace, blocks, adaptive=True),
+        "optimum": lambda blocks: replay(plan, best, blocks),
+    }
     if grace:
-        policies[f"{grace:g} s of grace"] = (least, grace)
+        policies[f"{grace:g} s of grace"] = lambda blocks: replay(plan, least, blocks, grace=grace)
     curves: Curves = {name: [] for name in policies}
     with tqdm(total=len(sizes) * len(policies), desc="replaying", disable=None) as bar:
         for size in sizes:
-            for name, (ranks, seconds) in policies.items():
-                curves[name].append(replay(plan, ranks, size // trace.block_size, grace=seconds))
+            for name, policy in policies.items():
+                curves[name].append(policy(size // trace.block_size))
                 bar.update()
     return curves
 

@@ -95,7 +95,19 @@ def test_a_newcomer_that_is_used_again_under_pressure_stays_one() -> None:
     server = Server(12)
     server.serve(1, 2, 3, 4, 4)
     server.serve(5)
-    assert server.there(2, 3, 4, 5) == [4, 4, 0, 4]
+    # But for the last page, which it had to compute anew: that one is owed by nobody.
+    assert server.there(2, 3, 4, 5) == [3, 4, 1, 4]
+
+
+@pytest.mark.parametrize(("known", "left"), [(2, 6), (4, 10)])
+def test_who_has_found_a_quarter_is_no_newcomer(known: int, left: int) -> None:
+    server = Server(16)
+    server.serve(1, 2, length=5)
+    server.serve(3, length=known)
+    server.serve(4, length=6 - known)
+    server.serve(3, length=10)
+    server.serve(5)
+    assert server.there(3, 5, length=10) == [left, 4]
 
 
 def test_the_end_of_a_newcomer_that_was_not_whole_goes_first() -> None:

@@ -38,6 +38,7 @@ def test_curves_over_sizes(trace: Path):
     assert rates["least recently used"] == [2 * 512 / 4096, 2 * 1023 / 4096]
     assert rates["optimum"] == [(1023 + 512) / 4096, 2 * 1023 / 4096]
     assert rates["10 s of grace"] == rates["optimum"]
+    assert rates["as served"][0] < rates["as served"][1] == 2 * 1023 / 4096
 
 
 def test_a_table_for_people_and_a_picture(trace: Path, tmp_path: Path):
