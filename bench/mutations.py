@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixserve.explain.common import common_length
+from radixserve.common import common_length
 
 Body = dict[str, Any]
 

@@ -4,65 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 import radixserve
-from radixserve.config import (
-    Backend,
-    Device,
-    Dtype,
-    EngineConfig,
-    KvDtype,
-    LoadFormat,
-    Quantization,
-)
+from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError, RadixServeError
+from radixserve.terminal import options
 from radixserve.terminal.chat import chat
 from radixserve.terminal.doctor import doctor
 from radixserve.terminal.lint import lint
-from radixserve.terminal.options import (
-    MEMORY,
-    MODEL,
-    SERVER,
-    ApiKeys,
-    AuditLog,
-    BatchedTokens,
-    CachePolicy,
-    Canonical,
-    Deterministic,
-    DrainTimeout,
-    EnforceEager,
-    FilesDir,
-    FilesLimit,
-    KeepReasoning,
-    KeepShare,
-    LongPrefill,
-    MaxPasses,
-    MaxQueue,
-    MaxSeqs,
-    MetricsCompat,
-    NoCascade,
-    NoPrefixCache,
-    PrefixesFile,
-    QueueTimeout,
-    ReasoningParser,
-    RecordTrace,
-    SchedulingPolicy,
-    StepTimeout,
-    Tenants,
-    TensorParallelSize,
-    ToolCallParser,
-    TorchCompile,
-    option,
-)
 from radixserve.terminal.plan import plan
 from radixserve.terminal.probe import probe
 from radixserve.terminal.simulate import simulate
-from radixserve.terminal.sizes import byte_size
 from radixserve.terminal.tenants import commands as tenants_commands
 from radixserve.terminal.verify import verify
 
@@ -70,7 +28,7 @@ if TYPE_CHECKING:
     from radixserve.engine.frontend import Frontend
     from radixserve.server.service import Settings
 
-LogLevel = Literal["debug", "info", "warning", "error"]
+T = TypeVar("T")
 
 DEFAULTS = EngineConfig()
 WARNING = (
@@ -128,138 +86,56 @@ app.add_typer(tenants_commands, name="tenants")
 
 @app.command()
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A directory, a GGUF file or a Hugging Face id. Without one: a small demo model.",
-        ),
-    ] = None,
-    host: Annotated[
-        str, option("--host", panel=SERVER, help="Address to listen on.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, option("--port", panel=SERVER, help="Port to listen on.", min=0, max=65535)
-    ] = 8000,
-    served_model_name: Annotated[
-        str | None,
-        option("--served-model-name", panel=SERVER, help="The name that clients use."),
-    ] = None,
-    log_level: Annotated[
-        LogLevel, option("--log-level", panel=SERVER, help="info: one line a request.")
-    ] = "info",
-    tokenizer: Annotated[
-        str | None,
-        option("--tokenizer", panel=MODEL, help="Where the tokenizer is, if not with the model."),
-    ] = None,
-    load_format: Annotated[
-        LoadFormat,
-        option("--load-format", panel=MODEL, help="dummy: the geometry with random weights."),
-    ] = DEFAULTS.load_format,
-    dtype: Annotated[
-        Dtype, option("--dtype", panel=MODEL, help="auto: bfloat16 where the hardware has it.")
-    ] = DEFAULTS.dtype,
-    device: Annotated[
-        Device, option("--device", panel=MODEL, help="auto: a GPU if there is one.")
-    ] = (DEFAULTS.device),
-    chat_template: Annotated[
-        str | None,
-        option("--chat-template", panel=MODEL, help="A Jinja file in place of the model's own."),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        option("--threads", panel=MODEL, help="CPU threads.", show_default="one a core"),
-    ] = None,
-    tensor_parallel_size: TensorParallelSize = DEFAULTS.tensor_parallel_size,
-    quantization: Annotated[
-        Quantization,
-        option("--quantization", panel=MODEL, help="int8: weights in 8 bits, on a CPU."),
-    ] = DEFAULTS.quantization,
-    kv_cache_dtype: Annotated[
-        KvDtype,
-        option(
-            "--kv-cache-dtype",
-            panel=MEMORY,
-            help="auto: the model's; the others keep KV in 8 bits, half the memory. On a GPU: fp8.",
-        ),
-    ] = DEFAULTS.kv_cache_dtype,
-    attention_backend: Annotated[
-        Backend,
-        option(
-            "--attention-backend",
-            panel=MODEL,
-            help="auto: native kernels; native: those for attention alone; reference: plain torch.",
-        ),
-    ] = DEFAULTS.attention_backend,
-    no_cascade_attention: NoCascade = False,
-    deterministic: Deterministic = False,
-    seed: Annotated[
-        int, option("--seed", panel=MODEL, help="For requests that bring no seed of their own.")
-    ] = DEFAULTS.seed,
-    max_model_len: Annotated[
-        int | None,
-        option(
-            "--max-model-len",
-            panel=MEMORY,
-            help="Longest prompt plus answer, in tokens.",
-            show_default="the model's",
-        ),
-    ] = None,
-    kv_memory: Annotated[
-        int | None,
-        option(
-            "--kv-memory",
-            panel=MEMORY,
-            help="Memory for KV pages: 4GiB, 500MB.",
-            parser=byte_size,
-            metavar="SIZE",
-            show_default="a share of what is free",
-        ),
-    ] = None,
-    kv_memory_share: Annotated[
-        float,
-        option("--kv-memory-share", panel=MEMORY, help="That share, unless --kv-memory says."),
-    ] = DEFAULTS.kv_memory_share,
-    gpu_memory_utilization: Annotated[
-        float,
-        option(
-            "--gpu-memory-utilization",
-            panel=MEMORY,
-            help="Share of a GPU's memory, weights and all, unless --kv-memory says.",
-        ),
-    ] = DEFAULTS.gpu_memory_utilization,
-    enforce_eager: EnforceEager = False,
-    torch_compile: TorchCompile = False,
-    num_pages: Annotated[
-        int | None,
-        option("--num-pages", panel=MEMORY, help="Pages, whatever they weigh."),
-    ] = None,
-    page_size: Annotated[
-        int, option("--page-size", panel=MEMORY, help="Tokens a page.")
-    ] = DEFAULTS.page_size,
-    no_prefix_cache: NoPrefixCache = False,
-    keep_share: KeepShare = DEFAULTS.keep_share,
-    cache_policy: CachePolicy = DEFAULTS.cache_policy,
-    max_num_seqs: MaxSeqs = 0,
-    max_num_batched_tokens: BatchedTokens = 0,
-    long_prefill_token_threshold: LongPrefill = DEFAULTS.long_prefill_token_threshold,
-    scheduling_policy: SchedulingPolicy = DEFAULTS.scheduling_policy,
-    max_passes: MaxPasses = DEFAULTS.max_passes,
-    max_queue: MaxQueue = DEFAULTS.max_queue,
-    queue_timeout: QueueTimeout = None,
-    step_timeout: StepTimeout = DEFAULTS.step_timeout,
-    drain_timeout: DrainTimeout = 30.0,
-    files_dir: FilesDir = None,
-    files_limit: FilesLimit = None,
-    tool_call_parser: ToolCallParser = "auto",
-    reasoning_parser: ReasoningParser = "auto",
-    keep_reasoning: KeepReasoning = False,
-    tenants: Tenants = None,
-    api_key: ApiKeys = None,
-    audit_log: AuditLog = None,
-    record_trace: RecordTrace = None,
-    prefixes: PrefixesFile = None,
-    metrics_compat: MetricsCompat = None,
-    canonical: Canonical = "",
+    model: options.Model = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    served_model_name: options.ServedModelName = None,
+    log_level: options.LogLevel = "info",
+    tokenizer: options.Tokenizer = None,
+    load_format: options.LoadFormat = DEFAULTS.load_format,
+    dtype: options.Dtype = DEFAULTS.dtype,
+    device: options.Device = DEFAULTS.device,
+    chat_template: options.ChatTemplate = None,
+    threads: options.Threads = None,
+    tensor_parallel_size: options.TensorParallelSize = DEFAULTS.tensor_parallel_size,
+    quantization: options.Quantization = DEFAULTS.quantization,
+    kv_cache_dtype: options.KvCacheDtype = DEFAULTS.kv_cache_dtype,
+    attention_backend: options.AttentionBackend = DEFAULTS.attention_backend,
+    no_cascade_attention: options.NoCascade = False,
+    deterministic: options.Deterministic = False,
+    seed: options.Seed = DEFAULTS.seed,
+    max_model_len: options.MaxModelLen = None,
+    kv_memory: options.KvMemory = None,
+    kv_memory_share: options.KvMemoryShare = DEFAULTS.kv_memory_share,
+    gpu_memory_utilization: options.GpuMemoryUtilization = DEFAULTS.gpu_memory_utilization,
+    enforce_eager: options.EnforceEager = False,
+    torch_compile: options.TorchCompile = False,
+    num_pages: options.NumPages = None,
+    page_size: options.PageSize = DEFAULTS.page_size,
+    no_prefix_cache: options.NoPrefixCache = False,
+    keep_share: options.KeepShare = DEFAULTS.keep_share,
+    cache_policy: options.CachePolicy = DEFAULTS.cache_policy,
+    max_num_seqs: options.MaxNumSeqs = 0,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 0,
+    long_prefill_token_threshold: options.LongPrefill = DEFAULTS.long_prefill_token_threshold,
+    scheduling_policy: options.SchedulingPolicy = DEFAULTS.scheduling_policy,
+    max_passes: options.MaxPasses = DEFAULTS.max_passes,
+    max_queue: options.MaxQueue = DEFAULTS.max_queue,
+    queue_timeout: options.QueueTimeout = None,
+    step_timeout: options.StepTimeout = DEFAULTS.step_timeout,
+    drain_timeout: options.DrainTimeout = 30.0,
+    files_dir: options.FilesDir = None,
+    files_limit: options.FilesLimit = None,
+    tool_call_parser: options.ToolCallParser = "auto",
+    reasoning_parser: options.ReasoningParser = "auto",
+    keep_reasoning: options.KeepReasoning = False,
+    tenants_file: options.TenantsFile = None,
+    api_keys: options.ApiKeys = None,
+    audit_log: options.AuditLog = None,
+    record_trace: options.RecordTrace = None,
+    prefixes_file: options.PrefixesFile = None,
+    metrics_compat: options.MetricsCompat = None,
+    canonical: options.Canonical = "",
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -272,70 +148,35 @@ def serve(
     Whether a prompt was reused stands in each answer, in
     usage.prompt_tokens_details.cached_tokens, and in sum at /metrics.
     """
+    given = locals()
     from radixserve.server.service import FILES_LIMIT, Settings
 
     try:
-        config = EngineConfig(
-            model=model,
-            tokenizer=tokenizer,
-            served_model_name=served_model_name,
-            load_format=load_format,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            attention_backend=attention_backend,
+        config = _picked(
+            EngineConfig,
+            given,
             cascade_attention=not no_cascade_attention,
-            deterministic=deterministic,
-            seed=seed,
-            chat_template=chat_template,
-            threads=threads,
-            tensor_parallel_size=tensor_parallel_size,
-            max_model_len=max_model_len,
-            page_size=page_size,
-            kv_memory=kv_memory,
-            kv_memory_share=kv_memory_share,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enforce_eager=enforce_eager,
-            torch_compile=torch_compile,
-            num_pages=num_pages,
             prefix_cache=not no_prefix_cache,
-            keep_share=keep_share,
-            cache_policy=cache_policy,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            scheduling_policy=scheduling_policy,
-            max_passes=max_passes,
-            max_queue=max_queue,
-            queue_timeout=queue_timeout,
-            step_timeout=step_timeout,
         )
-        settings = Settings(
-            max_queue=config.max_queue,
+        settings = _picked(
+            Settings,
+            given,
             priorities=config.scheduling_policy == "priority",
-            drain_timeout=drain_timeout,
-            files_dir=files_dir,
             files_limit=files_limit or FILES_LIMIT,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
-            keep_reasoning=keep_reasoning,
-            tenants_file=tenants,
-            api_keys=tuple(api_key or ()),
-            audit_log=audit_log,
-            record_trace=record_trace,
-            prefixes_file=prefixes,
-            metrics_compat=metrics_compat,
-            canonical=canonical,
+            api_keys=tuple(api_keys or ()),
         )
         run(config, settings, host, port, log_level)
     except (ConfigError, ModelError) as error:
         fail(str(error))
 
 
-def run(
-    config: EngineConfig, settings: Settings, host: str, port: int, log_level: LogLevel
-) -> None:
+def _picked(kind: type[T], given: dict[str, Any], **others: Any) -> T:
+    """The dataclass ``kind`` with what is ``given`` for its fields, and ``others``."""
+    names = [each.name for each in fields(kind) if each.name in given]  # type: ignore[arg-type]
+    return kind(**{name: given[name] for name in names} | others)
+
+
+def run(config: EngineConfig, settings: Settings, host: str, port: int, log_level: str) -> None:
     """Load the model and serve it until somebody stops it.
 
     Raises:

@@ -15,7 +15,7 @@ import radixserve
 ROOT = Path(radixserve.__file__).parent
 REPOSITORY = ROOT.parent
 
-BASE = {"errors", "config", "folders", "tenant", "tokens", "__init__"}
+BASE = {"common", "errors", "config", "folders", "tenant", "tokens", "__init__"}
 """What everyone may import, and what imports nobody."""
 
 ARROWS = {
@@ -115,6 +115,13 @@ def test_every_folder_of_the_package_is_installed():
     there = {".".join(folder.relative_to(REPOSITORY).parts) for folder in found}
     mapped = {name if name.startswith("radixserve") else f"radixserve.{name}" for name in there}
     assert mapped == named
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "architecture.svg"])
+def test_every_folder_has_its_place_in_the_pictures(page: str):
+    shown = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    folders = {part for part in ARROWS if part not in {path.stem for path in ROOT.glob("*.py")}}
+    assert [folder for folder in folders if f"{folder}/" not in shown] == []
 
 
 def test_the_kernels_are_not_importable_by_their_bare_name(tmp_path: Path):

@@ -22,7 +22,6 @@ from transformers import AutoModel
 
 from tests.engine.test_process import exists
 from tests.model import tiny
-from tests.text.tiny import tiny_tokenizer_dir
 
 ROOT = Path(__file__).parents[1]
 HANG = 120.0
@@ -34,11 +33,7 @@ OPTIONS = "--port 0 --dtype float32 --device cpu --threads 1 --num-pages 4500 --
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    config = tiny.FAMILIES["llama"]()
-    config.vocab_size, config.max_position_embeddings = 266, 4096
-    tiny.save(made, config)
-    return tiny_tokenizer_dir(made)
+    return tiny.speaking(tmp_path_factory.mktemp("tiny"), length=4096)
 
 
 @dataclass

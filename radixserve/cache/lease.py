@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from radixserve.cache.errors import CacheError
@@ -97,12 +96,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     @property

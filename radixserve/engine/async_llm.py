@@ -7,12 +7,10 @@ import contextlib
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 
 from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore, Runner
-from radixserve.engine.frontend import ModelCard
 from radixserve.engine.garbage import spare_what_is_loaded
 from radixserve.engine.grammars import Grammars
 from radixserve.engine.loop import EngineLoop
@@ -27,7 +25,8 @@ from radixserve.engine.messages import (
     Stop,
 )
 from radixserve.engine.model_files import prepare, settle
-from radixserve.engine.streams import Asking, Streams
+from radixserve.engine.stats import ready
+from radixserve.engine.streams import Asking
 from radixserve.errors import EngineDeadError
 from radixserve.model import ranks
 from radixserve.text.tokenizer import Tokenizer
@@ -41,9 +40,6 @@ class AsyncLLM(Asking):
     One thread owns the ``EngineCore``: it takes commands between steps, and hands what a step
     brought to the event loop. Nothing else touches the core.
     """
-
-    card: ModelCard
-    tokenizer: Tokenizer
 
     def __init__(self, config: EngineConfig):
         self.config = config
@@ -70,24 +66,8 @@ class AsyncLLM(Asking):
     ) -> None:
         """Start with parts that are loaded already."""
         self.tokenizer = tokenizer
-        self.card = ModelCard(
-            name=self.config.served_model_name or name,
-            max_model_len=runner.info.max_model_len,
-            capacity=(runner.info.num_pages - 1) * self.config.page_size,
-            vocab_size=runner.info.vocab_size,
-            embedding_size=runner.info.embedding_size,
-            created=int(time.time()),
-            page_size=self.config.page_size,
-            prefix_cache=self.config.prefix_cache,
-            kv_cache_dtype=self.config.kv_cache_dtype,
-            defaults=runner.info.sampling_defaults,
-            eos_token_ids=runner.info.eos_token_ids,
-        )
-        self._streams = Streams(
-            tokenizer, self.config.max_num_seqs + self.config.max_queue, self._command
-        )
         core = EngineCore(self.config, runner, grammars or Grammars(tokenizer.table()))
-        self._stats = core.stats()
+        self._introduce(name, ready(runner.info, self.config, core.stats()))
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(core,), name="engine", daemon=True)
         self._thread.start()

@@ -5,6 +5,7 @@ Every message is a msgspec struct, so that it can cross from one process to anot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -243,10 +244,23 @@ Answered = Reset | Forget | EndSession | Survey | Look
 Command = Add | Abort | Answered | SetTenants | SetPublic | Stop | Ping | RankLost
 
 
+FAULTS: dict[str, tuple[type[RadixServeError], tuple[str, ...]]] = {
+    "context": (ContextLengthError, ("prompt_tokens", "limit", "param")),
+    "invalid": (InvalidRequestError, ("param", "code")),
+    "overloaded": (OverloadedError, ("retry_after",)),
+    "deadline": (DeadlineError, ()),
+    "lost": (LostError, ()),
+    "config": (ConfigError, ()),
+    "model": (ModelError, ()),
+    "dead": (EngineDeadError, ()),
+}
+"""The errors that travel, the special before the general, and what they are made with."""
+
+
 class Fault(msgspec.Struct, frozen=True, array_like=True):
     """An error of ours as it travels."""
 
-    kind: Literal["context", "invalid", "overloaded", "deadline", "lost", "config", "model", "dead"]
+    kind: str
     message: str
     details: dict[str, Any] = {}
     """What else the error was made with."""
@@ -254,50 +268,16 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, error: Exception) -> Fault:
         """``error``; one that nobody raised on purpose is the death of the engine."""
-        match error:
-            case ContextLengthError():
-                return cls(
-                    "context",
-                    error.message,
-                    {
-                        "prompt_tokens": error.prompt_tokens,
-                        "limit": error.limit,
-                        "param": error.param,
-                    },
-                )
-            case InvalidRequestError():
-                details = {"param": error.param, "code": error.code}
-                return cls("invalid", error.message, details)
-            case OverloadedError():
-                return cls("overloaded", error.message, {"retry_after": error.retry_after})
-            case DeadlineError():
-                return cls("deadline", str(error))
-            case LostError():
-                return cls("lost", str(error))
-            case ConfigError():
-                return cls("config", str(error))
-            case ModelError():
-                return cls("model", str(error))
+        for kind, (sort, names) in FAULTS.items():
+            if isinstance(error, sort):
+                return cls(kind, str(error), {name: getattr(error, name) for name in names})
         return cls("dead", str(error) or repr(error))
 
     def error(self) -> RadixServeError:
         """The error again."""
-        match self.kind:
-            case "context":
-                return ContextLengthError(**self.details)
-            case "invalid":
-                return InvalidRequestError(self.message, **self.details)
-            case "overloaded":
-                return OverloadedError(self.message, **self.details)
-            case "deadline":
-                return DeadlineError(self.message)
-            case "lost":
-                return LostError(self.message)
-            case "config":
-                return ConfigError(self.message)
-            case "model":
-                return ModelError(self.message)
-        return EngineDeadError(self.message)
+        make: Callable[..., RadixServeError] = FAULTS[self.kind][0]
+        words = () if make is ContextLengthError else (self.message,)
+        return make(*words, **self.details)
 
 
 class StepNews(Message, frozen=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from radixserve.engine.messages import EngineStats
+from radixserve.config import EngineConfig
+from radixserve.engine.messages import EngineStats, Ready
 from radixserve.engine.tenants import tenant_stats
+from radixserve.model.info import ModelInfo
 from radixserve.scheduling.load import pending_tokens
 from radixserve.scheduling.scheduler import Scheduler
 
@@ -30,4 +32,17 @@ def stats_of(scheduler: Scheduler, steps: int, *, whole: bool) -> EngineStats:
         pending_tokens=pending_tokens(scheduler) if whole else None,
         public_pages=cache.accounts.public.used,
         tenants=tenant_stats(scheduler) if whole else {},
+    )
+
+
+def ready(info: ModelInfo, config: EngineConfig, stats: EngineStats) -> Ready:
+    """What an engine says of itself once it can begin."""
+    return Ready(
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        embedding_size=info.embedding_size,
+        defaults=info.sampling_defaults,
+        eos_token_ids=info.eos_token_ids,
+        most=config.max_num_seqs + config.max_queue,
+        stats=stats,
     )

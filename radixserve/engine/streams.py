@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from radixserve.cache.purge import Purge
 from radixserve.cache.view import TreeView
+from radixserve.config import EngineConfig
 from radixserve.engine.answer import Answer, not_begun
 from radixserve.engine.beam_answers import beam_answers
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
@@ -29,6 +30,7 @@ from radixserve.engine.messages import (
     Look,
     Looked,
     Lost,
+    Ready,
     Refusal,
     Reply,
     Reset,
@@ -227,6 +229,7 @@ class Streams:
 class Asking:
     """The half of a ``Frontend`` that asks, whatever the engine runs on."""
 
+    config: EngineConfig
     card: ModelCard
     tokenizer: Tokenizer
     _streams: Streams
@@ -243,6 +246,34 @@ class Asking:
         if self._stats is None:
             raise EngineDeadError("The engine has not been started.")
         return self._stats
+
+    def _introduce(self, name: str, ready: Ready, restarts: int = 0) -> None:
+        """What an engine says of itself when it begins, on the model ``name``."""
+        first = self._stats is None
+        self._stats = replace(ready.stats, restarts=restarts)
+        self.card = ModelCard(
+            name=self.config.served_model_name or name,
+            max_model_len=ready.max_model_len,
+            capacity=ready.stats.pages_total * self.config.page_size,
+            vocab_size=ready.vocab_size,
+            embedding_size=ready.embedding_size,
+            created=int(time.time()) if first else self.card.created,
+            page_size=self.config.page_size,
+            prefix_cache=self.config.prefix_cache,
+            kv_cache_dtype=self.config.kv_cache_dtype,
+            defaults=ready.defaults,
+            eos_token_ids=ready.eos_token_ids,
+        )
+        if first:
+            self._streams = Streams(self.tokenizer, ready.most, self._command)
+
+    def _command(self, command: Command) -> None:
+        """Give the engine ``command``, without waiting.
+
+        Raises:
+            EngineDeadError: there is none that could take it.
+        """
+        raise NotImplementedError
 
     def _learn(self, stats: EngineStats) -> None:
         """What is left out of ``stats`` is as it was."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from radixserve.explain.common import common_length
+from radixserve.common import common_length
 from radixserve.explain.guess import Guess, guess
 from radixserve.explain.walk import MESSAGES, TOOLS, Body, Path, Spot, same, spots, text_of
 

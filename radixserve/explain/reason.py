@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -63,7 +64,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     def reason(self) -> Reason | None:
         """That of most tokens that might have been reused; None if there are none."""
         missed = [part for part in self.parts if part.reason != "extended"]
-        return max(missed, key=_tokens).reason if missed else None
+        return max(missed, key=attrgetter("tokens")).reason if missed else None
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +144,3 @@ def _lost(told: Explanation, found: Found, alike: Alike, reach: int) -> Explanat
 def _with(told: Explanation, reason: Reason, start: int, end: int, **facts: object) -> Explanation:
     parts = [*told.parts, Part(reason, start, end - start)]
     return msgspec.structs.replace(told, parts=parts, **facts)
-
-
-def _tokens(part: Part) -> int:
-    return part.tokens

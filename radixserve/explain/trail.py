@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 import xxhash
 from sortedcontainers import SortedKeyList
 
+from radixserve.common import common_length
 from radixserve.explain.bodies import Bodies, Kept
-from radixserve.explain.common import common_length
 from radixserve.explain.reason import Explanation
 
 State = Literal["running", "done", "aborted", "failed"]
@@ -166,7 +167,7 @@ class Trail:
         shelf.records[record.id] = record
         order = shelf.orders.get(record.namespace)
         if order is None:
-            order = shelf.orders[record.namespace] = SortedKeyList(key=_tokens)
+            order = shelf.orders[record.namespace] = SortedKeyList(key=attrgetter("tokens"))
         if extends is not None and extends.extended_by is None and extends.id in shelf.records:
             order.remove(extends)
             shelf.held -= len(extends.tokens)
@@ -253,10 +254,6 @@ def common_tokens(record: Record, tokens: bytes) -> int:
     if common == len(prompt):
         common += common_length(record.answer, tokens[common : common + len(record.answer)])
     return common // TOKEN
-
-
-def _tokens(record: Record) -> bytes:
-    return record.tokens
 
 
 def _head(namespace: bytes, tokens: bytes) -> int:

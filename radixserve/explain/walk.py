@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from radixserve.explain.common import common_length
+from radixserve.common import common_length
 
 Body = Mapping[str, Any]
 """A request's body, as it was sent."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from radixserve.common import common_length
 from radixserve.errors import InvalidRequestError
-from radixserve.explain.common import common_length
 from radixserve.explain.divergence import snippet
 from radixserve.lint.report import TemplateReport, Turn
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from radixserve.explain.common import common_length
+from radixserve.common import common_length
 from radixserve.explain.divergence import Divergence, diverge, pointer, snippet
 from radixserve.explain.walk import spots
 from radixserve.lint.parts import Part

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from radixserve.errors import ModelError
+from radixserve.errors import ModelError, first_line
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -68,5 +68,4 @@ def _explained(name: str) -> Iterator[None]:
             "the connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or name a directory or GGUF file."
         ) from error
     except Exception as error:  # proxies, certificates, full disks, the hub's own faults
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{name} cannot be downloaded: {lines[0]}") from error
+        raise ModelError(f"{name} cannot be downloaded: {first_line(error)}") from error

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,7 +23,7 @@ from radixserve.server.sse import EventStream, event
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.auth import EXPLAIN_HEADER
 from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import Completion, GenerationFields, PromptLogprobs
+from radixserve.server.wire import Completion, GenerationFields, Json, PromptLogprobs
 
 FINGERPRINT = f"radixserve-{radixserve.__version__}"
 LOWEST_LOGPROB = -9999.0
@@ -144,9 +143,8 @@ async def respond(
         events = envelope.events(shape.chunks(deltas), visit.tally)
         return EventStream(events, service.settings, headers)
     choices = await until_gone(request.receive, shape.whole(deltas))
-    body = msgspec.json.encode(envelope.whole(choices, visit.tally, shape.prompt_logprobs))
-    headers |= keep_header(visit.tally.kept())
-    return Response(body, headers=headers, media_type="application/json")
+    whole = envelope.whole(choices, visit.tally, shape.prompt_logprobs)
+    return Json(whole, headers=headers | keep_header(visit.tally.kept()))
 
 
 def token_ids(news: TextDelta) -> list[int]:

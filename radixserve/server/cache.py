@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from radixserve.cache.namespace import of_tenant
 from radixserve.cache.purge import Purge
 from radixserve.engine.messages import EngineStats
 from radixserve.server.errors import ApiError
 from radixserve.server.keeping import check_session
-from radixserve.server.limits import Raws, decode, read_body
+from radixserve.server.limits import Raws, read_json
 from radixserve.server.parameters import narrowed
 from radixserve.server.service import Service
 from radixserve.server.tenants.meter import Meter
 from radixserve.server.tenants.visit import Visit, forbidden
-from radixserve.server.wire import invalid
+from radixserve.server.wire import Json, absent, invalid
 
 SELF = "self"
 LARGEST_PURGE = 2**16
@@ -60,7 +60,7 @@ async def cache_stats(request: Request) -> Response:
         "kv_cache_dtype": card.kv_cache_dtype,
     }
     own = not visit.may("metrics")
-    return JSONResponse(facts | (_own(visit.meter) if own else _all(service.frontend.stats())))
+    return Json(facts | (_own(visit.meter) if own else _all(service.frontend.stats())))
 
 
 def _all(stats: EngineStats) -> dict[str, Any]:
@@ -111,7 +111,7 @@ async def reset_prefix_cache(request: Request) -> Response:
     purge = await service.frontend.reset_prefix_cache()
     service.memory.clear()
     service.explainer.trail.wipe("reset", time())
-    return JSONResponse({"success": True, "dropped_pages": purge.dropped, "held_pages": purge.held})
+    return Json({"success": True, "dropped_pages": purge.dropped, "held_pages": purge.held})
 
 
 async def purge_tenant(request: Request) -> Response:
@@ -128,8 +128,7 @@ async def purge_session(request: Request) -> Response:
     """Forgets what was asked with exactly this ``cache_salt`` and ``extra_key``; one that is left
     out is one that was not sent."""
     service: Service = request.app.state.service
-    body = await read_body(request, LARGEST_PURGE)
-    fields, raws = await decode(body, PurgeRequest, service.large_bodies)
+    fields, raws = await read_json(request, PurgeRequest, LARGEST_PURGE)
     _check_known(raws, PurgeRequest)
     if fields.cache_salt is None and fields.extra_key is None:
         message = "Send cache_salt, extra_key or both, as the requests to forget had them"
@@ -154,23 +153,19 @@ async def end_session(request: Request) -> Response:
     check_session(session, "session")
     salt = NO_SALT
     if request.headers.get("content-length", "0") != "0":
-        body = await read_body(request, LARGEST_PURGE)
-        salt, raws = await decode(body, Salt, service.large_bodies)
+        salt, raws = await read_json(request, Salt, LARGEST_PURGE)
         _check_known(raws, Salt)
     own = visit.tenant.name
     namespace = of_tenant(own or None, narrowed(salt.cache_salt, salt.extra_key))
     pages = await service.frontend.end_session(own, namespace, session)
     if pages is None:
-        raise ApiError(
-            status=404,
-            message=f"No session {session[:64]!r} is known: it has ended, no request has named it, "
-            "or nothing of it is cached any more.",
-            param="session",
-            code="session_not_found",
+        raise absent(
+            "session",
+            f"No session {session[:64]!r} is known: it has ended, no request has named it, "
+            "or nothing of it is cached any more",
+            "session_not_found",
         )
-    return JSONResponse(
-        {"id": session, "object": "session", "ended": True, "released_pages": pages}
-    )
+    return Json({"id": session, "object": "session", "ended": True, "released_pages": pages})
 
 
 def _check_known(raws: Raws, type_: type[msgspec.Struct]) -> None:
@@ -183,7 +178,7 @@ def _check_known(raws: Raws, type_: type[msgspec.Struct]) -> None:
 
 def _purged(name: str, purge: Purge) -> Response:
     pages = {"dropped_pages": purge.dropped, "held_pages": purge.held}
-    return JSONResponse({"success": True, "tenant": name, **pages})
+    return Json({"success": True, "tenant": name, **pages})
 
 
 def _whose(request: Request, name: str) -> str:

@@ -14,7 +14,7 @@ from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.server.answer import Envelope, clipped, respond, token_ids
 from radixserve.server.conversation import Conversation, prepared_chat
 from radixserve.server.fields import CHAT_REFUSED, triage, unknown_options
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.parsed import joined_message
 from radixserve.server.scored import scored
 from radixserve.server.service import Deltas, Service
@@ -34,8 +34,7 @@ from radixserve.tokens import unpack
 
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, ChatRequest, service.large_bodies)
+    fields, raws = await read_json(request, ChatRequest)
     ignored = triage(raws, ChatRequest, CHAT_REFUSED)
     ignored += unknown_options(raws, PromptCacheOptions)
     envelope = Envelope.of(

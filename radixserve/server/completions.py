@@ -19,7 +19,7 @@ from radixserve.server.beams import beams_of
 from radixserve.server.best_of import BestOf, answers_of
 from radixserve.server.fields import COMPLETION_REFUSED, triage, unknown_options
 from radixserve.server.keeping import with_end
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.parameters import (
     bad_words,
     check_model,
@@ -56,8 +56,7 @@ class Prompted:
 
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, CompletionRequest, service.large_bodies)
+    fields, raws = await read_json(request, CompletionRequest)
     ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
     ignored += unknown_options(raws, PromptCacheOptions)
     name = service.frontend.card.name

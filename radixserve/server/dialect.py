@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from radixserve.server.errors import ApiError
 from radixserve.server.tools import ToolChoice, read_tools
 from radixserve.server.wire import ChatRequest, invalid
 from radixserve.text.parsing.events import Parser
@@ -112,28 +111,25 @@ class Dialect:
 
     def _check_model(self, choice: ToolChoice) -> None:
         if not self.takes_tools:
-            raise ApiError(
-                status=400,
-                message="tools are not supported by this model: its chat template does not "
-                "mention them. Start the server with --chat-template FILE for one that does.",
-                param="tools",
-                code="unsupported_parameter",
+            raise invalid(
+                "tools",
+                "tools are not supported by this model: its chat template does not "
+                "mention them. Start the server with --chat-template FILE for one that does",
+                "unsupported_parameter",
             )
         if self.formats.tools is None and not self.passes_calls:
-            raise ApiError(
-                status=400,
-                message="tools are not supported: nobody knows how this model writes tool calls. "
-                "Start the server with --tool-call-parser NAME, or none to get them as text.",
-                param="tools",
-                code="unsupported_parameter",
+            raise invalid(
+                "tools",
+                "tools are not supported: nobody knows how this model writes tool calls. "
+                "Start the server with --tool-call-parser NAME, or none to get them as text",
+                "unsupported_parameter",
             )
         if self.formats.tools is None and choice.constrained:
-            raise ApiError(
-                status=400,
-                message="tool_choice: only none and auto are supported where calls stay in the "
-                "text. Start the server with --tool-call-parser NAME instead of none.",
-                param="tool_choice",
-                code="unsupported_value",
+            raise invalid(
+                "tool_choice",
+                "tool_choice: only none and auto are supported where calls stay in the "
+                "text. Start the server with --tool-call-parser NAME instead of none",
+                "unsupported_value",
             )
 
     def template_kwargs(self, fields: ChatRequest) -> tuple[dict[str, Any], list[str]]:

@@ -18,15 +18,14 @@ from radixserve.engine.frontend import ModelCard, TextRequest
 from radixserve.errors import DeadlineError
 from radixserve.scheduling.sampling import Pooling, SamplingParams
 from radixserve.server.answer import headers_of
-from radixserve.server.errors import ApiError
 from radixserve.server.fields import triage
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.parameters import check_model, text_request
 from radixserve.server.prompts import Prompts, encoded, named
 from radixserve.server.service import Service, until_gone
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import CacheFields, GenerationFields, PromptTokensDetails, invalid
+from radixserve.server.wire import CacheFields, GenerationFields, Json, PromptTokensDetails, invalid
 
 MAX_INPUTS = 2048
 AT_ONCE = 32
@@ -80,8 +79,7 @@ class EmbeddingList(msgspec.Struct):
 
 async def embeddings(request: Request) -> Response:
     service: Service = request.app.state.service
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, EmbeddingRequest, service.large_bodies)
+    fields, raws = await read_json(request, EmbeddingRequest)
     ignored = triage(raws, EmbeddingRequest, REFUSED)
     card = service.frontend.card
     check_model(fields.model, card)
@@ -101,10 +99,8 @@ async def embeddings(request: Request) -> Response:
     answer = EmbeddingList(data, card.name, _usage(visit.tally))
     encode = partial(msgspec.json.encode, answer)
     # So many numbers would hold up the event loop.
-    shown = await service.text_work(encode) if len(data) * size > 2**14 else encode()
-    return Response(
-        shown, headers=headers_of(service, draft, ignored), media_type="application/json"
-    )
+    shown = await service.text_work(encode) if len(data) * size > 2**14 else answer
+    return Json(shown, headers=headers_of(service, draft, ignored))
 
 
 def _draft(fields: EmbeddingRequest, request: Request, service: Service) -> TextRequest:
@@ -165,11 +161,10 @@ def _size(fields: EmbeddingRequest, card: ModelCard) -> int:
     """
     most = card.embedding_size
     if most is None:
-        raise ApiError(
-            status=400,
-            message="The served model gives no embeddings on this device, or by several ranks.",
-            param="model",
-            code="unsupported_parameter",
+        raise invalid(
+            "model",
+            "The served model gives no embeddings on this device, or by several ranks",
+            "unsupported_parameter",
         )
     if fields.dimensions is not None and not 1 <= fields.dimensions <= most:
         raise invalid("dimensions", f"dimensions must be between 1 and {most}")

@@ -89,28 +89,6 @@ COMPLETION_REFUSED: dict[str, tuple[object, ...]] = {
     "include_reasoning": (True,),
 }
 
-IGNORED = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "cache_control",
-        "prediction",
-        "verbosity",
-        "stream_reasoning",
-        "stream_interval",
-        "truncation_side",
-        "request_id",
-        "rid",
-        "kv_transfer_params",
-        "vllm_xargs",
-        "nvext",
-    }
-)
-"""Known and without effect here: labels, hints on cost or speed, fields of other servers."""
-
 
 def triage(
     raws: Raws,

@@ -24,13 +24,13 @@ from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.answer import clipped
 from radixserve.server.errors import ApiError, invalid_json, to_api_error
 from radixserve.server.fields import ignored_header, triage
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.parameters import sampling_params, text_request
 from radixserve.server.prompts import Prompt, Prompts, encoded, named
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream
 from radixserve.server.structured import Form, check_form, form_of
-from radixserve.server.wire import GenerationFields, invalid
+from radixserve.server.wire import GenerationFields, Json, invalid
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import TOKEN_BYTES, count, unpack
 
@@ -103,8 +103,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 async def generate(request: Request) -> Response:
     service: Service = request.app.state.service
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, GenerateRequest, service.large_bodies)
+    fields, raws = await read_json(request, GenerateRequest)
     ignored = triage(raws, GenerateRequest, NEUTRAL)
     chosen, without_effect = _sampling(fields)
     sent = _prompts(fields)
@@ -131,8 +130,7 @@ async def generate(request: Request) -> Response:
     if fields.stream:
         return EventStream(answers.events(deltas, several), service.settings, headers)
     done = await until_gone(request.receive, answers.whole(deltas))
-    shown = msgspec.json.encode(done if several else done[0])
-    return Response(shown, headers=headers, media_type="application/json")
+    return Json(done if several else done[0], headers=headers)
 
 
 class Answers:
@@ -343,13 +341,4 @@ def _draft(
         continuation=True,
         most=service.frontend.most,
         prompts=prompts,
-    )
-
-
-def _unsupported(name: str) -> ApiError:
-    return ApiError(
-        status=400,
-        message=f"{name} is not supported here.",
-        param=name,
-        code="unsupported_parameter",
     )

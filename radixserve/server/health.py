@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import radixserve
 from radixserve.server.service import Service
+from radixserve.server.wire import Json
 
 
 async def health(request: Request) -> Response:
@@ -18,4 +19,4 @@ async def health(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    return JSONResponse({"version": radixserve.__version__})
+    return Json({"version": radixserve.__version__})

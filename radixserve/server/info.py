@@ -3,20 +3,19 @@ for: ``/server_info``, ``/get_model_info``, ``/load``."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import radixserve
 from radixserve.server.service import Service
+from radixserve.server.wire import Json
 
 
 async def server_info(request: Request) -> Response:
     """The settings, and the engine's counts as of its last step."""
     service: Service = request.app.state.service
     card, stats = service.frontend.card, service.frontend.stats()
-    return JSONResponse(
+    return Json(
         {
             "version": radixserve.__version__,
             "model": card.name,
@@ -37,7 +36,7 @@ async def server_info(request: Request) -> Response:
 async def model_info(request: Request) -> Response:
     service: Service = request.app.state.service
     card = service.frontend.card
-    return JSONResponse(
+    return Json(
         {"model_path": card.name, "is_generation": True, "max_model_len": card.max_model_len}
     )
 
@@ -47,10 +46,11 @@ async def load(request: Request) -> Response:
     that is in them, without what is cached."""
     service: Service = request.app.state.service
     stats = service.frontend.stats()
-    shown: dict[str, Any] = {
-        "server_load": stats.running + stats.waiting,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "pending_tokens": stats.pending_tokens,
-    }
-    return JSONResponse(shown)
+    return Json(
+        {
+            "server_load": stats.running + stats.waiting,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "pending_tokens": stats.pending_tokens,
+        }
+    )

@@ -10,6 +10,7 @@ from radixserve.scheduling.grammar import Grammar
 from radixserve.server.dialect import Reading
 from radixserve.server.errors import ApiError
 from radixserve.server.structured import Form
+from radixserve.server.wire import invalid
 from radixserve.text.parsing.required import Wanted, answer_grammar, arguments_schema
 
 NO_CALLS = Wanted(schemas={}, text="form")
@@ -85,10 +86,9 @@ def _arguments(reading: Reading, wanted: Wanted) -> tuple[Form, ...]:
 
 
 def _apart(param: str) -> ApiError:
-    return ApiError(
-        status=400,
-        message=f"{param}: calls of this model are JSON like any other, so that they could not be "
-        "told from such an answer. Send tool_choice none or required with it.",
-        param=param,
-        code="unsupported_value",
+    return invalid(
+        param,
+        f"{param}: calls of this model are JSON like any other, so that they could not be "
+        "told from such an answer. Send tool_choice none or required with it",
+        "unsupported_value",
     )

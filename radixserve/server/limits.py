@@ -63,6 +63,18 @@ async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
             return body
 
 
+async def read_json(request: Request, type_: type[T], limit: int | None = None) -> tuple[T, Raws]:
+    """The body of ``request``, of at most ``limit`` bytes or as many as the server takes, as
+    ``decode`` has it.
+
+    Raises:
+        ApiError, ClientDisconnect: as ``read_body`` and ``decode``.
+    """
+    service = request.app.state.service
+    body = await read_body(request, service.settings.body_limit if limit is None else limit)
+    return await decode(body, type_, service.large_bodies)
+
+
 async def decode(body: bytes, type_: type[T], limiter: anyio.CapacityLimiter) -> tuple[T, Raws]:
     """``body`` as ``type_``, and its top-level fields as they were sent.
 
@@ -134,9 +146,14 @@ def _check_headers(request: Request, limit: int) -> None:
             param="content-encoding",
             code="unsupported_media_type",
         )
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length[:20]) > limit:
+    if announced(request) > limit:
         raise _too_large(limit)
+
+
+def announced(request: Request) -> int:
+    """Bytes of the body; 0 if it does not say how many it has."""
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) if length.isascii() and length.isdigit() else 0
 
 
 def _too_large(limit: int) -> ApiError:

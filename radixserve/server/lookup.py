@@ -6,14 +6,12 @@ from __future__ import annotations
 import uuid
 from functools import partial
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.engine.frontend import TextRequest
 from radixserve.engine.messages import Look
 from radixserve.server import completions, conversation
-from radixserve.server.errors import ApiError
 from radixserve.server.fields import CHAT_REFUSED, COMPLETION_REFUSED, ignored_header, triage
 from radixserve.server.limits import Raws, decode, read_body
 from radixserve.server.messages.request import REFUSED as MESSAGES_REFUSED
@@ -22,7 +20,7 @@ from radixserve.server.messages.wire import MessagesRequest
 from radixserve.server.parameters import check_model
 from radixserve.server.service import Service
 from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import ChatRequest, CompletionRequest, invalid
+from radixserve.server.wire import ChatRequest, CompletionRequest, Json, absent, invalid
 
 
 async def cache_request(request: Request) -> Response:
@@ -37,21 +35,17 @@ async def cache_request(request: Request) -> Response:
     name = visit.tenant.name
     record = trail.find(name, id) or trail.find(name, f"{id}-0")
     if record is None:
-        raise ApiError(
-            status=404,
-            message=f"Nothing is known of a request {id[:64]!r}: not yours, or too long ago.",
-            param="id",
-            code="request_not_found",
+        raise absent(
+            "id",
+            f"Nothing is known of a request {id[:64]!r}: not yours, or too long ago",
+            "request_not_found",
         )
     told = await service.text_work(partial(service.explainer.told, record))
     if told is None:
-        raise ApiError(
-            status=404,
-            message=f"The request {id[:64]!r} has not begun, or never did.",
-            param="id",
-            code="request_not_begun",
+        raise absent(
+            "id", f"The request {id[:64]!r} has not begun, or never did", "request_not_begun"
         )
-    return Response(msgspec.json.encode(told), media_type="application/json")
+    return Json(told)
 
 
 async def lookup(request: Request) -> Response:
@@ -74,7 +68,7 @@ async def lookup(request: Request) -> Response:
     read = service.explainer.lookup(prompt, looked)
     told = await service.text_work(partial(read, body))
     headers = ignored_header(ignored)
-    return Response(msgspec.json.encode(told), headers=headers, media_type="application/json")
+    return Json(told, headers=headers)
 
 
 async def _read(request: Request, body: bytes, raws: Raws) -> tuple[TextRequest, list[str]]:

@@ -15,6 +15,7 @@ from radixserve.server.messages.wire import AnthropicModel, AnthropicModels
 from radixserve.server.parameters import model_not_found
 from radixserve.server.service import Service
 from radixserve.server.tenants.visit import Visit, forbidden
+from radixserve.server.wire import Json
 
 
 class ModelObject(msgspec.Struct, frozen=True):
@@ -40,8 +41,8 @@ async def list_models(request: Request) -> Response:
     if anthropic.is_meant(request.scope):
         ends = mine[0].name if mine else None
         listed = [_anthropic_model(each) for each in mine]
-        return _json(AnthropicModels(listed, first_id=ends, last_id=ends))
-    return _json(ModelList([_model(each) for each in mine]))
+        return Json(AnthropicModels(listed, first_id=ends, last_id=ends))
+    return Json(ModelList([_model(each) for each in mine]))
 
 
 async def get_model(request: Request) -> Response:
@@ -51,7 +52,7 @@ async def get_model(request: Request) -> Response:
         raise model_not_found(name, card)
     if not _mine(request, card):
         raise forbidden(f"This key may not use the model {name!r}.")
-    return _json(_anthropic_model(card) if anthropic.is_meant(request.scope) else _model(card))
+    return Json(_anthropic_model(card) if anthropic.is_meant(request.scope) else _model(card))
 
 
 def _card(request: Request) -> ModelCard:
@@ -77,7 +78,3 @@ def _anthropic_model(card: ModelCard) -> AnthropicModel:
         max_input_tokens=card.max_model_len - 1,
         max_tokens=card.max_model_len,
     )
-
-
-def _json(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

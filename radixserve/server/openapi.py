@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import radixserve
@@ -48,7 +48,7 @@ from radixserve.server.tokenize import (
     TokenizeResponse,
 )
 from radixserve.server.tree import TreeObject
-from radixserve.server.wire import ChatRequest, CompletionRequest
+from radixserve.server.wire import ChatRequest, CompletionRequest, Json
 
 Struct = type[msgspec.Struct]
 
@@ -115,7 +115,7 @@ REQUIRED = {"schema": {"type": "string"}, "in": "path", "required": True}
 
 
 async def openapi(request: Request) -> Response:
-    return JSONResponse(described(request.app.routes))
+    return Json(described(request.app.routes))
 
 
 def described(routes: Sequence[BaseRoute]) -> dict[str, Any]:

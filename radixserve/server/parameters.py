@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.datastructures import Headers
 
 from radixserve.cache.namespace import Namespace
@@ -12,7 +14,7 @@ from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.server.errors import ApiError, to_api_error
 from radixserve.server.keeping import said_besides
-from radixserve.server.wire import GenerationFields, invalid
+from radixserve.server.wire import GenerationFields, absent, invalid
 from radixserve.tenants.file import PRIORITIES
 from radixserve.text.tokenizer import Tokenizer
 
@@ -28,6 +30,8 @@ LONGEST_TIMEOUT = 86_400.0
 """Seconds."""
 MAX_SALT = 512
 """Bytes of UTF-8."""
+MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
+"""Entries, and characters."""
 
 
 def check_model(name: str | None, card: ModelCard) -> None:
@@ -41,12 +45,33 @@ def check_model(name: str | None, card: ModelCard) -> None:
 
 
 def model_not_found(name: str, card: ModelCard) -> ApiError:
-    return ApiError(
-        status=404,
-        message=f"The model {name[:100]!r} does not exist here; this server has {card.name!r}.",
-        param="model",
-        code="model_not_found",
+    return absent(
+        "model",
+        f"The model {name[:100]!r} does not exist here; this server has {card.name!r}",
+        "model_not_found",
     )
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """Raises ApiError: 400, it is more than OpenAI takes."""
+    if len(metadata or {}) > MOST_METADATA:
+        raise invalid("metadata", f"metadata must have at most {MOST_METADATA} entries")
+    for key, value in (metadata or {}).items():
+        if len(key) > LONGEST_KEY or len(value) > LONGEST_VALUE:
+            message = f"keys must have at most {LONGEST_KEY} characters, values {LONGEST_VALUE}"
+            raise invalid("metadata", f"metadata: {message}")
+
+
+def page_length(query: Mapping[str, str], usual: int, most: int) -> int:
+    """Entries of a list that are asked for at once, by ``limit``.
+
+    Raises:
+        ApiError: 400, it is no number from 1 to ``most``.
+    """
+    sent = query.get("limit", str(usual))
+    if not (sent.isascii() and sent.isdigit() and len(sent) < 9 and 1 <= int(sent) <= most):
+        raise invalid("limit", f"limit must be between 1 and {most}")
+    return int(sent)
 
 
 def sampling_params(

@@ -21,24 +21,50 @@ from radixserve.server.answer import headers_of
 from radixserve.server.conversation import check_messages
 from radixserve.server.fields import triage
 from radixserve.server.keeping import check_leaves, keep_header, seconds_of, taken_out
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.parameters import check_model, text_request
 from radixserve.server.recall import own_calls, owner_of
 from radixserve.server.rendering import chat_encoder
 from radixserve.server.service import Service, until_gone
 from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import CacheFields, ChatRequest, Reuse, invalid
+from radixserve.server.text_memory import Owner
+from radixserve.server.wire import CacheFields, ChatRequest, Json, Reuse, invalid
 from radixserve.text.public_prefix import public_prefix
 
 
-class PrewarmRequest(msgspec.Struct, kw_only=True):
-    """What the chats to come begin with, as in a request for one."""
+class Beginning(msgspec.Struct, kw_only=True):
+    """What chats begin with, as in a request for one."""
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+
+    def chat(self, **more: Any) -> ChatRequest:
+        """The same as a chat, with ``more`` of its fields.
+
+        Raises:
+            ApiError: 400, there is nothing in it.
+        """
+        chat = ChatRequest(
+            messages=self.messages or [],
+            tools=self.tools or None,
+            chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning_effort,
+            **more,
+        )
+        if not (chat.messages or chat.tools):
+            raise invalid("messages", "Send messages, tools or both: what chats begin with")
+        if chat.messages:
+            check_messages(chat.messages)
+        taken_out(chat)
+        return chat
+
+
+class PrewarmRequest(Beginning, kw_only=True):
+    """What the chats to come begin with, as in a request for one."""
+
     ttl: str | float | None = None
     """How long it is to be kept; None is as long as there is room for it."""
     session_id: str | None = None
@@ -49,30 +75,9 @@ class PrewarmRequest(msgspec.Struct, kw_only=True):
     timeout: float | None = None
     explain: bool | None = None
 
-    def chat(self) -> ChatRequest:
-        """The same as a chat.
 
-        Raises:
-            ApiError: 400, there is nothing in it.
-        """
-        chat = ChatRequest(
-            messages=self.messages or [],
-            tools=self.tools or None,
-            chat_template_kwargs=self.chat_template_kwargs,
-            reasoning_effort=self.reasoning_effort,
-            session_id=self.session_id,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-            extra_key=self.extra_key,
-            cache=self.cache,
-            timeout=self.timeout,
-        )
-        if not (chat.messages or chat.tools):
-            raise invalid("messages", "Send messages, tools or both: what chats begin with")
-        if chat.messages:
-            check_messages(chat.messages)
-        taken_out(chat)
-        return chat
+OF_CHATS = ("session_id", "priority", "cache_salt", "extra_key", "cache", "timeout")
+"""Fields that chats have too."""
 
 
 class Prewarmed(msgspec.Struct, kw_only=True):
@@ -96,13 +101,12 @@ async def prewarm(request: Request) -> Response:
     generate, and nothing that what follows might change."""
     service: Service = request.app.state.service
     visit: Visit = request.state.visit
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, PrewarmRequest, service.large_bodies)
+    fields, raws = await read_json(request, PrewarmRequest)
     ignored = triage(raws, PrewarmRequest, {})
     check_model(fields.model, service.frontend.card)
     work = warmed(service, visit, fields, request.headers, ignored)
     done, headers = await until_gone(request.receive, work)
-    return Response(msgspec.json.encode(done), headers=headers, media_type="application/json")
+    return Json(done, headers=headers)
 
 
 async def warmed(
@@ -157,7 +161,7 @@ def drafted(
     Raises:
         ApiError: 400, a field cannot be.
     """
-    chat = fields.chat()
+    chat = fields.chat(**{name: getattr(fields, name) for name in OF_CHATS})
     draft = text_request(
         chat,
         headers,
@@ -179,12 +183,30 @@ async def _asked(
     """What the engine is asked, which generates nothing; the fields without effect, and the
     canonical forms that changed what chats begin with, as they will change these."""
     chat, draft = drafted(fields, headers, prefix_cache=service.frontend.card.prefix_cache)
+    service.check_load()
+    tokens, ignored, canonical = await in_common(service, chat, owner_of(tenant, draft))
+    if not tokens:
+        param = "messages" if chat.messages else "tools"
+        message = f"{param}: chats that begin so have no token in common with this template"
+        raise invalid(param, message)
+    return replace(draft, prompt=tokens), ignored, canonical
+
+
+async def in_common(
+    service: Service, chat: ChatRequest, owner: Owner | None, *, page_size: int = 1
+) -> tuple[bytes, list[str], list[str]]:
+    """The tokens (int32 big-endian, whole pages) that all chats have in common which begin as
+    ``chat``; the fields without effect, and the canonical forms that changed it.
+
+    Raises:
+        ApiError: 400, a field cannot be.
+        InvalidRequestError: what the template refuses.
+        ContextLengthError: it is too long.
+    """
     reading = service.dialect.reading(chat)
-    owner = owner_of(tenant, draft)
-    own = own_calls(service.memory, owner)
     template_kwargs, ignored = service.dialect.template_kwargs(chat)
     service.check_length(len(chat.messages), "messages", at_least=True)
-    service.check_load()
+    own = own_calls(service.memory, owner)
 
     def encoded() -> tuple[bytes, list[str]]:
         messages, tools, canonical = service.canonical.applied(chat.messages, reading.tools, own)
@@ -193,13 +215,10 @@ async def _asked(
             messages,
             tools=tools,
             template_kwargs=template_kwargs,
+            page_size=page_size,
             limit=service.frontend.card.longest,
         )
         return tokens, canonical
 
     tokens, canonical = await service.text_work(encoded)
-    if not tokens:
-        param = "messages" if chat.messages else "tools"
-        message = f"{param}: chats that begin so have no token in common with this template"
-        raise invalid(param, message)
-    return replace(draft, prompt=tokens), ignored, canonical
+    return tokens, ignored, canonical

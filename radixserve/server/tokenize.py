@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from radixserve.server.conversation import check_messages
 from radixserve.server.fields import canonical_header, ignored_header
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.parameters import check_model
 from radixserve.server.prompts import packed
 from radixserve.server.recall import own_calls
 from radixserve.server.service import Service
 from radixserve.server.text_memory import Owner
 from radixserve.server.tools import check_tools
-from radixserve.server.wire import invalid
+from radixserve.server.wire import Json, invalid
 from radixserve.tokens import unpack
 
 LONGEST_TEXT = 2**23
@@ -62,8 +62,7 @@ class DetokenizeResponse(msgspec.Struct):
 
 async def tokenize(request: Request) -> Response:
     service: Service = request.app.state.service
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, TokenizeRequest, service.large_bodies)
+    fields, raws = await read_json(request, TokenizeRequest)
     check_model(fields.model, service.frontend.card)
     if fields.messages is not None:
         check_messages(fields.messages)
@@ -72,13 +71,12 @@ async def tokenize(request: Request) -> Response:
     owner = Owner(request.state.visit.tenant.name, b"", leaves=False)
     found, canonical = await service.text_work(partial(_tokenize, service, fields, owner))
     unknown = [name for name in raws if name not in TokenizeRequest.__struct_fields__]
-    return _json(found, ignored_header(unknown) | canonical_header(canonical))
+    return Json(found, headers=ignored_header(unknown) | canonical_header(canonical))
 
 
 async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, DetokenizeRequest, service.large_bodies)
+    fields, raws = await read_json(request, DetokenizeRequest)
     check_model(fields.model, service.frontend.card)
     if len(fields.tokens) > MOST_TOKENS:
         raise invalid("tokens", f"tokens must hold at most {MOST_TOKENS} ids")
@@ -88,7 +86,7 @@ async def detokenize(request: Request) -> Response:
         partial(tokenizer.decode, fields.tokens, skip_special_tokens=False)
     )
     unknown = [name for name in raws if name not in DetokenizeRequest.__struct_fields__]
-    return _json(DetokenizeResponse(text, text), ignored_header(unknown))
+    return Json(DetokenizeResponse(text, text), headers=ignored_header(unknown))
 
 
 def _tokenize(
@@ -142,7 +140,3 @@ def _text(service: Service, fields: TokenizeRequest, owner: Owner) -> tuple[str,
         template_kwargs=fields.chat_template_kwargs,
     )
     return param, text, canonical
-
-
-def _json(body: msgspec.Struct, headers: dict[str, str]) -> Response:
-    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")

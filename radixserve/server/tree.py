@@ -7,9 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.cache.view import NodeView
+from radixserve.server.parameters import page_length
 from radixserve.server.service import Service
 from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import invalid
+from radixserve.server.wire import Json
 from radixserve.tokens import unpack
 
 SHOWN = 500
@@ -49,11 +50,9 @@ async def cache_tree(request: Request) -> Response:
     """
     service: Service = request.app.state.service
     visit: Visit = request.state.visit
-    sent = request.query_params.get("limit", str(SHOWN))
-    if not (sent.isascii() and sent.isdigit() and len(sent) < 9 and 1 <= int(sent) <= MOST):
-        raise invalid("limit", f"limit must be a number from 1 to {MOST}")
+    limit = page_length(request.query_params, SHOWN, MOST)
     frontend, own = service.frontend, visit.tenant.name
-    tree = await frontend.survey(int(sent), None if visit.may("metrics") else own)
+    tree = await frontend.survey(limit, None if visit.may("metrics") else own)
 
     def told(node: NodeView) -> NodeObject:
         text = None
@@ -75,4 +74,4 @@ async def cache_tree(request: Request) -> Response:
     nodes = await service.text_work(lambda: [told(node) for node in tree.nodes])
     page_size = frontend.card.page_size
     answer = TreeObject(page_size=page_size, nodes=nodes, total_nodes=tree.total)
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return Json(answer)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.responses import Response
 
 from radixserve.server.errors import ApiError
 
@@ -306,6 +307,20 @@ class Completion(msgspec.Struct):
     """Of a chat, where they were asked for."""
 
 
+class Json(Response):
+    """What msgspec can encode, as JSON; bytes are JSON already."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else msgspec.json.encode(content)
+
+
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     """The refusal of one field's value."""
     return ApiError(status=400, message=f"{message}.", param=param, code=code)
+
+
+def absent(param: str, message: str, code: str) -> ApiError:
+    """The refusal of a name of something that is not there."""
+    return ApiError(status=404, message=f"{message}.", param=param, code=code)

@@ -21,7 +21,6 @@ from radixserve.tenants.keys import id_of
 
 PATIENCE = 10.0
 """Seconds that another editor of the file is waited for."""
-PRIVATE = 0o600
 
 
 class TenantsFile:

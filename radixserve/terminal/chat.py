@@ -193,28 +193,25 @@ def turn_line(measured: Measured, *, stopped: bool = False) -> str:
 
 def chat(
     url: Annotated[
-        str | None,
-        typer.Option("--url", help=f"A server. Default: {DEFAULT_URL}, if one is there."),
+        str | None, typer.Option(help=f"A server. Default: {DEFAULT_URL}, if one is there.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
             help="A directory, a GGUF file or a Hugging Face id, run in this process; with --url "
-            "the name of one of the server's models.",
+            "the name of one of the server's models."
         ),
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy.", min=0.0, max=2.0)
+        float | None, typer.Option(help="0 is greedy.", min=0.0, max=2.0)
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Longest answer, in tokens.", min=1)
+        int | None, typer.Option(help="Longest answer, in tokens.", min=1)
     ] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="The server's key.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="The server's key.")] = None,
     salt: Annotated[
-        str | None,
-        typer.Option("--salt", help="Share cached prefixes only with those who know this word."),
+        str | None, typer.Option(help="Share cached prefixes only with those who know this word.")
     ] = None,
 ) -> None:
     """Chat in the terminal, and see what the prefix cache saves.

@@ -77,24 +77,17 @@ class Client:
 
     def models(self) -> list[str]:
         """The names of the models that the server lists."""
-        with self._remote.explained():
-            response = self._http.get(f"{self.url}/models", timeout=MODELS_SECONDS)
-        if response.status_code != 200:
-            self._remote.refuse(response)
-        try:
-            listed = msgspec.json.decode(response.content, type=Models)
-        except msgspec.DecodeError:
-            raise self._remote.foreign(response) from None
+        listed: Models = self.ask("models", Models)
         return [model.id for model in listed.data or ()]
 
-    def ask(self, path: str) -> Any:
+    def ask(self, path: str, type_: Any = Any) -> Any:
         """What a GET of ``path``, below the server's address, answers in JSON."""
         with self._remote.explained():
             response = self._http.get(f"{self.url}/{path}", timeout=MODELS_SECONDS)
         if response.status_code != 200:
             self._remote.refuse(response)
         try:
-            return msgspec.json.decode(response.content)
+            return msgspec.json.decode(response.content, type=type_)
         except msgspec.DecodeError:
             raise self._remote.foreign(response) from None
 

@@ -50,8 +50,7 @@ def lint(
         int, typer.Option(min=1, help="Tokens of a page of the cache.")
     ] = EngineConfig().page_size,
     prefill_rate: Annotated[
-        float,
-        typer.Option(min=1, help="Tokens of a prompt that are computed a second."),
+        float, typer.Option(min=1, help="Tokens of a prompt that are computed a second.")
     ] = PREFILL_RATE,
     fail_under: Annotated[
         float | None,

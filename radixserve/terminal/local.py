@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator
-from types import TracebackType
 from typing import Any, Self
 
 from radixserve.cache.namespace import client_namespace
@@ -54,12 +53,7 @@ class InProcess:
         self._sampling = SamplingParams(**{**self._frontend.card.defaults, **self._chosen})
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._runner.run(self._frontend.stop())
         finally:

@@ -7,244 +7,241 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from radixserve import config
 from radixserve.terminal.sizes import byte_size
 
 MODEL, MEMORY, BATCH, SERVER = "Model", "Memory and cache", "Scheduling", "Server"
 
 
-def option(*names: str, panel: str, help: str, **settings: Any) -> Any:
-    """An option in its panel."""
+def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
+    """An option in its panel; without ``names`` it is called as its parameter."""
     return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
 
 
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="A directory, a GGUF file or a Hugging Face id. Without one: a small demo model."
+    ),
+]
+Host = Annotated[str, option(SERVER, "Address to listen on.")]
+Port = Annotated[int, option(SERVER, "Port to listen on.", min=0, max=65535)]
+ServedModelName = Annotated[str | None, option(SERVER, "The name that clients use.")]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"], option(SERVER, "info: one line a request.")
+]
+Tokenizer = Annotated[str | None, option(MODEL, "Where the tokenizer is, if not with the model.")]
+LoadFormat = Annotated[config.LoadFormat, option(MODEL, "dummy: the geometry with random weights.")]
+Dtype = Annotated[config.Dtype, option(MODEL, "auto: bfloat16 where the hardware has it.")]
+Device = Annotated[config.Device, option(MODEL, "auto: a GPU if there is one.")]
+ChatTemplate = Annotated[str | None, option(MODEL, "A Jinja file in place of the model's own.")]
+Threads = Annotated[int | None, option(MODEL, "CPU threads.", show_default="one a core")]
+TensorParallelSize = Annotated[
+    int, option(MODEL, "GPUs that compute the model together. On a CPU: processes, for tests.")
+]
+Quantization = Annotated[config.Quantization, option(MODEL, "int8: weights in 8 bits, on a CPU.")]
+KvCacheDtype = Annotated[
+    config.KvDtype,
+    option(
+        MEMORY, "auto: the model's; the others keep KV in 8 bits, half the memory. On a GPU: fp8."
+    ),
+]
+AttentionBackend = Annotated[
+    config.Backend,
+    option(
+        MODEL, "auto: native kernels; native: those for attention alone; reference: plain torch."
+    ),
+]
+NoCascade = Annotated[
+    bool,
+    option(
+        MODEL, "Read a prefix that requests share once for each of them.", "--no-cascade-attention"
+    ),
+]
+Deterministic = Annotated[
+    bool,
+    option(MODEL, "The same bits whatever is cached or in the batch. On a CPU.", "--deterministic"),
+]
+Seed = Annotated[int, option(MODEL, "For requests that bring no seed of their own.")]
+MaxModelLen = Annotated[
+    int | None, option(MEMORY, "Longest prompt plus answer, in tokens.", show_default="the model's")
+]
+KvMemory = Annotated[
+    int | None,
+    option(
+        MEMORY,
+        "Memory for KV pages: 4GiB, 500MB.",
+        parser=byte_size,
+        metavar="SIZE",
+        show_default="a share of what is free",
+    ),
+]
+KvMemoryShare = Annotated[float, option(MEMORY, "That share, unless --kv-memory says.")]
+GpuMemoryUtilization = Annotated[
+    float, option(MEMORY, "Share of a GPU's memory, weights and all, unless --kv-memory says.")
+]
+EnforceEager = Annotated[bool, option(MODEL, "No CUDA graphs.", "--enforce-eager")]
+TorchCompile = Annotated[
+    bool,
+    option(
+        MODEL,
+        "Compile a model that runs through transformers: a start of minutes.",
+        "--torch-compile",
+    ),
+]
+NumPages = Annotated[int | None, option(MEMORY, "Pages, whatever they weigh.")]
+PageSize = Annotated[int, option(MEMORY, "Tokens a page.")]
+NoPrefixCache = Annotated[bool, option(MEMORY, "Reuse nothing.", "--no-prefix-cache")]
+KeepShare = Annotated[
+    float,
+    option(
+        MEMORY,
+        "Part of its pages that a tenant may keep for a time (TTLs, marks), unless its "
+        "cache.keep says.",
+    ),
+]
+CachePolicy = Annotated[
+    config.CachePolicy,
+    option(
+        MEMORY,
+        "Who goes under pressure: what was used longest ago, or newcomers while what is "
+        "there is likely to be used soon.",
+    ),
+]
+MaxNumSeqs = Annotated[
+    int, option(BATCH, "Requests that run at once.", show_default="64, on a GPU 256")
+]
+MaxNumBatchedTokens = Annotated[
+    int, option(BATCH, "Tokens that one step computes.", show_default="512, on a GPU 8192")
+]
+LongPrefill = Annotated[
+    int, option(BATCH, "Tokens that one prompt may take of a step; 0 is no limit.")
+]
+SchedulingPolicy = Annotated[
+    config.Policy, option(BATCH, "fcfs, or priority: the lower number first.")
+]
+MaxPasses = Annotated[
+    int,
+    option(
+        BATCH, "Later requests that may start before one because more is cached; 0: first come."
+    ),
+]
+MaxQueue = Annotated[int, option(BATCH, "Requests that may wait; more get a 503.")]
+QueueTimeout = Annotated[
+    float | None,
+    option(
+        BATCH,
+        "Seconds that a request may wait before it begins; then it gets a 504.",
+        show_default="no limit",
+    ),
+]
 StepTimeout = Annotated[
     float,
     option(
-        "--step-timeout",
-        panel=SERVER,
-        help="Seconds without a sign of the engine, with work to do, until it is started anew.",
+        SERVER, "Seconds without a sign of the engine, with work to do, until it is started anew."
     ),
 ]
 DrainTimeout = Annotated[
     float,
     option(
-        "--drain-timeout",
-        panel=SERVER,
-        help="Seconds that running requests get to finish when the server is told to end.",
-        min=0,
+        SERVER, "Seconds that running requests get to finish when the server is told to end.", min=0
     ),
 ]
-Tenants = Annotated[
+FilesDir = Annotated[
     Path | None,
     option(
+        SERVER,
+        "Where /v1/files and /v1/batches keep what they are given.",
+        show_default="none are taken",
+    ),
+]
+FilesLimit = Annotated[
+    int | None,
+    option(
+        SERVER,
+        "Size of all files of a tenant, unless its limits say: 10GiB, 500MB.",
+        parser=byte_size,
+        metavar="SIZE",
+        show_default="10GiB",
+    ),
+]
+ToolCallParser = Annotated[
+    str,
+    option(
+        MODEL,
+        "How the model writes tool calls: auto asks its chat template, none leaves them text.",
+        metavar="NAME",
+    ),
+]
+ReasoningParser = Annotated[
+    str, option(MODEL, "How the model marks reasoning: auto, none, or a name.", metavar="NAME")
+]
+KeepReasoning = Annotated[
+    bool,
+    option(
+        MODEL,
+        "Earlier answers stay in prompts as they were generated, with their reasoning.",
+        "--keep-reasoning",
+    ),
+]
+TenantsFile = Annotated[
+    Path | None,
+    option(
+        SERVER,
+        "TOML: who may use the server, how much, and with which keys (radixserve tenants).",
         "--tenants",
-        panel=SERVER,
-        help="TOML: who may use the server, how much, and with which keys (radixserve tenants).",
         metavar="FILE",
     ),
 ]
 ApiKeys = Annotated[
     list[str] | None,
     option(
+        SERVER,
+        "A key that every request has to bring; may be given more than once.",
         "--api-key",
-        panel=SERVER,
-        help="A key that every request has to bring; may be given more than once.",
         metavar="KEY",
     ),
 ]
 AuditLog = Annotated[
     Path | None,
     option(
-        "--audit-log",
-        panel=SERVER,
-        help="A JSON line for each request: who, what, how much. No prompt, no key.",
+        SERVER,
+        "A JSON line for each request: who, what, how much. No prompt, no key.",
         metavar="FILE",
     ),
 ]
 RecordTrace = Annotated[
     Path | None,
     option(
-        "--record-trace",
-        panel=SERVER,
-        help="Prompts as salted hashes of their blocks, for radixserve simulate. No text.",
+        SERVER,
+        "Prompts as salted hashes of their blocks, for radixserve simulate. No text.",
         metavar="FILE",
     ),
 ]
-CachePolicy = Annotated[
-    Literal["lru", "adaptive"],
-    option(
-        "--cache-policy",
-        panel=MEMORY,
-        help="Who goes under pressure: what was used longest ago, or newcomers while what is there "
-        "is likely to be used soon.",
-    ),
-]
-SchedulingPolicy = Annotated[
-    Literal["fcfs", "priority"],
-    option("--scheduling-policy", panel=BATCH, help="fcfs, or priority: the lower number first."),
-]
-TorchCompile = Annotated[
-    bool,
-    option(
-        "--torch-compile",
-        panel=MODEL,
-        help="Compile a model that runs through transformers: a start of minutes.",
-    ),
-]
-MaxPasses = Annotated[
-    int,
-    option(
-        "--max-passes",
-        panel=BATCH,
-        help="Later requests that may start before one because more is cached; 0: first come.",
-    ),
-]
-MaxQueue = Annotated[
-    int,
-    option("--max-queue", panel=BATCH, help="Requests that may wait; more get a 503."),
-]
-QueueTimeout = Annotated[
-    float | None,
-    option(
-        "--queue-timeout",
-        panel=BATCH,
-        help="Seconds that a request may wait before it begins; then it gets a 504.",
-        show_default="no limit",
-    ),
-]
-FilesDir = Annotated[
+PrefixesFile = Annotated[
     Path | None,
     option(
-        "--files-dir",
-        panel=SERVER,
-        help="Where /v1/files and /v1/batches keep what they are given.",
-        show_default="none are taken",
-    ),
-]
-LongPrefill = Annotated[
-    int,
-    option(
-        "--long-prefill-token-threshold",
-        panel=BATCH,
-        help="Tokens that one prompt may take of a step; 0 is no limit.",
-    ),
-]
-BatchedTokens = Annotated[
-    int,
-    option(
-        "--max-num-batched-tokens",
-        panel=BATCH,
-        help="Tokens that one step computes.",
-        show_default="512, on a GPU 8192",
-    ),
-]
-FilesLimit = Annotated[
-    int | None,
-    option(
-        "--files-limit",
-        panel=SERVER,
-        help="Size of all files of a tenant, unless its limits say: 10GiB, 500MB.",
-        parser=byte_size,
-        metavar="SIZE",
-        show_default="10GiB",
-    ),
-]
-Deterministic = Annotated[
-    bool,
-    option(
-        "--deterministic",
-        panel=MODEL,
-        help="The same bits whatever is cached or in the batch. On a CPU.",
-    ),
-]
-KeepReasoning = Annotated[
-    bool,
-    option(
-        "--keep-reasoning",
-        panel=MODEL,
-        help="Earlier answers stay in prompts as they were generated, with their reasoning.",
-    ),
-]
-ToolCallParser = Annotated[
-    str,
-    option(
-        "--tool-call-parser",
-        panel=MODEL,
-        help="How the model writes tool calls: auto asks its chat template, none leaves them text.",
-        metavar="NAME",
-    ),
-]
-ReasoningParser = Annotated[
-    str,
-    option(
-        "--reasoning-parser",
-        panel=MODEL,
-        help="How the model marks reasoning: auto, none, or a name.",
-        metavar="NAME",
+        SERVER,
+        "JSON: what chats begin with, by name, computed and kept from the start on.",
+        "--prefixes",
+        metavar="FILE",
     ),
 ]
 MetricsCompat = Annotated[
     Literal["vllm", "sglang"] | None,
     option(
-        "--metrics-compat",
-        panel=SERVER,
-        help="/metrics also under the names that dashboards and routers for this server read.",
+        SERVER,
+        "/metrics also under the names that dashboards and routers for this server read.",
         show_default="our own alone",
     ),
 ]
 Canonical = Annotated[
     str,
     option(
-        "--canonical",
-        panel=SERVER,
-        help="Bring prompts to one form, so that they are found again: tools (by name), json (keys "
-        "in order), volatile (lines with the time or an id left out); commas between.",
+        SERVER,
+        "Bring prompts to one form, so that they are found again: tools (by name), json "
+        "(keys in order), volatile (lines with the time or an id left out); commas between.",
         metavar="FORMS",
         show_default="as they are sent",
     ),
 ]
-TensorParallelSize = Annotated[
-    int,
-    option(
-        "--tensor-parallel-size",
-        panel=MODEL,
-        help="GPUs that compute the model together. On a CPU: processes, for tests.",
-    ),
-]
-MaxSeqs = Annotated[
-    int,
-    option(
-        "--max-num-seqs",
-        panel=BATCH,
-        help="Requests that run at once.",
-        show_default="64, on a GPU 256",
-    ),
-]
-KeepShare = Annotated[
-    float,
-    option(
-        "--keep-share",
-        panel=MEMORY,
-        help="Part of its pages that a tenant may keep for a time (TTLs, marks), unless its "
-        "cache.keep says.",
-    ),
-]
-NoCascade = Annotated[
-    bool,
-    option(
-        "--no-cascade-attention",
-        panel=MODEL,
-        help="Read a prefix that requests share once for each of them.",
-    ),
-]
-PrefixesFile = Annotated[
-    Path | None,
-    option(
-        "--prefixes",
-        panel=SERVER,
-        help="JSON: what chats begin with, by name, computed and kept from the start on.",
-        metavar="FILE",
-    ),
-]
-EnforceEager = Annotated[bool, option("--enforce-eager", panel=MODEL, help="No CUDA graphs.")]
-NoPrefixCache = Annotated[bool, option("--no-prefix-cache", panel=MEMORY, help="Reuse nothing.")]

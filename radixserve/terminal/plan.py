@@ -12,6 +12,7 @@ from rich.text import Text
 
 from radixserve.errors import ConfigError, printable
 from radixserve.terminal.capacity import BITS, Plan, Question, Room, capacity
+from radixserve.terminal.options import option
 from radixserve.terminal.shape import Details, Sizes, read, shape, within
 from radixserve.terminal.sizes import both, byte_rate, byte_size, decimal, quantity, short
 
@@ -36,113 +37,64 @@ def plan(
             "change what it says, give sizes."
         ),
     ] = None,
-    layers: Annotated[
-        int | None,
-        typer.Option("--layers", rich_help_panel=SIZES, help="Layers that keep keys and values."),
-    ] = None,
-    hidden_size: Annotated[
-        int | None,
-        typer.Option("--hidden-size", rich_help_panel=SIZES, help="Width between layers."),
-    ] = None,
-    heads: Annotated[
-        int | None,
-        typer.Option("--heads", rich_help_panel=SIZES, help="Query heads."),
-    ] = None,
-    kv_heads: Annotated[
-        int | None,
-        typer.Option("--kv-heads", rich_help_panel=SIZES, help="Default: as many as --heads."),
-    ] = None,
-    head_dim: Annotated[
-        int | None,
-        typer.Option("--head-dim", rich_help_panel=SIZES, help="Default: hidden size / heads."),
-    ] = None,
-    vocab_size: Annotated[
-        int | None,
-        typer.Option("--vocab-size", rich_help_panel=SIZES, help="Rows of the embeddings."),
-    ] = None,
-    intermediate_size: Annotated[
-        int | None,
-        typer.Option("--intermediate-size", rich_help_panel=SIZES, help="Width inside the MLP."),
-    ] = None,
+    layers: Annotated[int | None, option(SIZES, "Layers that keep keys and values.")] = None,
+    hidden_size: Annotated[int | None, option(SIZES, "Width between layers.")] = None,
+    heads: Annotated[int | None, option(SIZES, "Query heads.")] = None,
+    kv_heads: Annotated[int | None, option(SIZES, "Default: as many as --heads.")] = None,
+    head_dim: Annotated[int | None, option(SIZES, "Default: hidden size / heads.")] = None,
+    vocab_size: Annotated[int | None, option(SIZES, "Rows of the embeddings.")] = None,
+    intermediate_size: Annotated[int | None, option(SIZES, "Width inside the MLP.")] = None,
     parameters: Annotated[
         str | None,
-        typer.Option(
-            "--parameters",
-            rich_help_panel=SIZES,
-            metavar="NUMBER",
-            help="70B, 134.5M. Default: counted, for Llama and its kin.",
-        ),
+        option(SIZES, "70B, 134.5M. Default: counted, for Llama and its kin.", metavar="NUMBER"),
     ] = None,
-    dtype: Annotated[
-        str, typer.Option("--dtype", rich_help_panel=SIZES, help=f"Weights: {', '.join(BITS)}.")
-    ] = "bf16",
+    dtype: Annotated[str, option(SIZES, f"Weights: {', '.join(BITS)}.")] = "bf16",
     kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-dtype",
-            rich_help_panel=SIZES,
-            help="Keys and values. Default: as --dtype, but at least 16 bits.",
-        ),
+        str | None, option(SIZES, "Keys and values. Default: as --dtype, but at least 16 bits.")
     ] = None,
     memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory", rich_help_panel=MEMORY, metavar="SIZE", help="Of one card: 80GB, 24GiB."
-        ),
+        str | None, option(MEMORY, "Of one card: 80GB, 24GiB.", metavar="SIZE")
     ] = None,
     utilization: Annotated[
-        float,
-        typer.Option(
-            "--utilization",
-            rich_help_panel=MEMORY,
-            help="Share of it for weights and KV; the rest is for activations.",
-        ),
+        float, option(MEMORY, "Share of it for weights and KV; the rest is for activations.")
     ] = 0.92,
     weights_memory: Annotated[
         str | None,
-        typer.Option(
-            "--weights-memory",
-            rich_help_panel=MEMORY,
+        option(
+            MEMORY,
+            "All weights, over all cards. Default: parameters times --dtype.",
             metavar="SIZE",
-            help="All weights, over all cards. Default: parameters times --dtype.",
         ),
     ] = None,
-    tensor_parallel: Annotated[
-        int,
-        typer.Option("--tensor-parallel", rich_help_panel=MEMORY, help="Cards that share it."),
-    ] = 1,
+    tensor_parallel: Annotated[int, option(MEMORY, "Cards that share it.")] = 1,
     bandwidth: Annotated[
         str | None,
-        typer.Option(
-            "--bandwidth",
-            rich_help_panel=MEMORY,
+        option(
+            MEMORY,
+            "Of one card's memory, 2TB/s: shows how fast it can decode at most.",
             metavar="RATE",
-            help="Of one card's memory, 2TB/s: shows how fast it can decode at most.",
         ),
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(
+        option(
+            REQUESTS,
+            "Longest request, prompt and answer, in tokens.",
             "--context",
             "--max-model-len",
-            rich_help_panel=REQUESTS,
-            help="Longest request, prompt and answer, in tokens.",
             show_default=f"the model's, or {CONTEXT:,}",
         ),
     ] = None,
     requests: Annotated[
         str | None,
-        typer.Option(
-            "--requests",
-            rich_help_panel=REQUESTS,
+        option(
+            REQUESTS,
+            "How long requests really are, in tokens: 500, or 180,650,90.",
             metavar="LENGTHS",
-            help="How long requests really are, in tokens: 500, or 180,650,90.",
             show_default="--context",
         ),
     ] = None,
-    page_size: Annotated[
-        int, typer.Option("--page-size", rich_help_panel=REQUESTS, help="Tokens a page.")
-    ] = 16,
+    page_size: Annotated[int, option(REQUESTS, "Tokens a page.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="All numbers, as JSON.")] = False,
 ) -> None:
     """Work out how many requests fit into a memory, and say how.

@@ -105,15 +105,11 @@ def probe(
         str, typer.Argument(metavar="URL", help="The server, for example http://127.0.0.1:8000.")
     ],
     model: Annotated[
-        str | None, typer.Option("--model", help="Default: the first that the server lists.")
+        str | None, typer.Option(help="Default: the first that the server lists.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="The server's key.")] = None,
-    tokens: Annotated[
-        int, typer.Option("--tokens", help="Length of the long prompts, about.", min=16)
-    ] = 1500,
-    repeat: Annotated[
-        int, typer.Option("--repeat", help="Rounds; each sends three long prompts.", min=1)
-    ] = 3,
+    api_key: Annotated[str | None, typer.Option(help="The server's key.")] = None,
+    tokens: Annotated[int, typer.Option(help="Length of the long prompts, about.", min=16)] = 1500,
+    repeat: Annotated[int, typer.Option(help="Rounds; each sends three long prompts.", min=1)] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> None:
     """Find out whether a server's prefix cache works, from outside.

@@ -168,11 +168,10 @@ def verify(
     requests: Annotated[
         Path,
         typer.Option(
-            "--requests",
-            help="JSON lines: bodies of chat completions (messages) or completions (prompt).",
+            help="JSON lines: bodies of chat completions (messages) or completions (prompt)."
         ),
     ] = ...,  # type: ignore[assignment]
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="float32 is exact.")] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="float32 is exact.")] = "auto",
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Then not a bit may differ.")
     ] = False,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+from radixserve.common import common_length
 from radixserve.errors import InvalidRequestError
 
 NOTHING = {"type": "object", "properties": {}}
@@ -55,7 +56,7 @@ def marked_ends(
             found.append(0)
             continue
         at = other.find(stranger)
-        found.append(_alike(text, other, len(text) if at < 0 else at))
+        found.append(common_length(text, other if at < 0 else other[:at]))
     return found
 
 
@@ -86,15 +87,3 @@ def _changed(
         content = f"{content}{stranger}"
     changed = {**message, "content": content}
     return [*messages[: spot.message], changed, *messages[spot.message + 1 :]], tools
-
-
-def _alike(one: str, other: str, most: int) -> int:
-    """Characters that both begin with, at most so many. O(characters)."""
-    low, high = 0, min(most, len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

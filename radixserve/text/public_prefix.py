@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from radixserve.common import common_length
 from radixserve.errors import ContextLengthError, InvalidRequestError
 from radixserve.tokens import TOKEN_BYTES, count
 
@@ -53,20 +54,8 @@ def public_prefix(
                 break
             if limit is not None and count(tokens) >= limit:
                 raise ContextLengthError(count(tokens), limit)
-            common = tokens if common is None else common[: _alike(common, tokens)]
+            common = tokens if common is None else common[: common_length(common, tokens)]
     if common is None:
         assert refusal is not None, "a template was asked"
         raise refusal
     return common[: len(common) - len(common) % (page_size * TOKEN_BYTES)]
-
-
-def _alike(one: bytes, other: bytes) -> int:
-    """Bytes of whole tokens that both begin with. O(bytes)."""
-    low, high = 0, min(len(one), len(other)) // TOKEN_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[: middle * TOKEN_BYTES] == other[: middle * TOKEN_BYTES]:
-            low = middle
-        else:
-            high = middle - 1
-    return low * TOKEN_BYTES

@@ -106,11 +106,6 @@ class Tokenizer:
         """The first of ``eos_token_ids``."""
         return self.eos_token_ids[0] if self.eos_token_ids else None
 
-    @property
-    def longest_token(self) -> int:
-        """UTF-8 bytes of text that one token can stand for; 2**31 - 1 where nobody can say."""
-        return self._bound.longest
-
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the tokens of ``text``, without tokenizing: to refuse what is too long.
 
@@ -263,11 +258,12 @@ class Tokenizer:
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> str:
         """The prompt of ``messages``; content parts are joined as the template needs them.
+
+        Args:
+            settings: those of ``ChatTemplate.render``.
 
         Raises:
             InvalidRequestError: the model has no chat template, or it cannot render these messages.
@@ -280,35 +276,15 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
-        return self._templates[name].render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
-        )
+        return self._templates[name].render(messages, tools=tools, **settings)
 
-    def encode_chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> bytes:
+    def encode_chat(self, messages: list[dict[str, Any]], **settings: Any) -> bytes:
         """The tokens of ``render_chat``; the template writes special tokens, none are added.
 
         Raises:
             InvalidRequestError: as ``render_chat`` and ``encode``.
         """
-        prompt = self.render_chat(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
-        )
+        prompt = self.render_chat(messages, **settings)
         return self.encode(prompt, add_special_tokens=False, param="messages")
 
 

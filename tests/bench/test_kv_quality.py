@@ -8,19 +8,13 @@ import torch
 from bench.kv_quality import Model, text
 from radixserve.tokens import pack
 from tests.model import tiny
-from tests.text.tiny import tiny_tokenizer_dir
 
 TOKENS = [3 + i * i % 90 for i in range(60)]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    directory = tmp_path_factory.mktemp("tiny")
-    config = tiny.FAMILIES["llama"]()
-    config.vocab_size = 266
-    tiny.save(directory, config)
-    tiny_tokenizer_dir(directory)
-    return Model.load(str(directory))
+    return Model.load(str(tiny.speaking(tmp_path_factory.mktemp("tiny"))))
 
 
 def test_what_is_fed_over_an_older_continuation_counts_alone(model: Model):

@@ -25,12 +25,9 @@ OPTIONS = (
 
 def model(directory: Path) -> None:
     from tests.model import tiny
-    from tests.text.tiny import CHATML, tiny_tokenizer_dir
+    from tests.text.tiny import CHATML
 
-    config = tiny.FAMILIES["llama"]()
-    config.vocab_size, config.max_position_embeddings = 266, 2048
-    tiny.save(directory, config)
-    tiny_tokenizer_dir(directory, chat_template=TOOLS + CHATML)
+    tiny.speaking(directory, length=2048, chat_template=TOOLS + CHATML)
     program = "from radixserve.cli import main; main()"
     files = ["--files-dir", str(directory / "files")]
     arguments = ["serve", str(directory), "--served-model-name", NAME, *files, *OPTIONS.split()]

@@ -5,6 +5,7 @@ In fp32, on tiny random models whose weights are drawn wide, so that no two logi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -127,16 +128,20 @@ def first_logprobs(core: EngineCore, prompt: list[int], name: str) -> dict[int, 
     return dict(sampled.top)
 
 
-def test_a_prefix_of_any_length_is_reused_and_gives_the_cold_logits(checkpoint: Path):
-    core = engine(checkpoint, page_size=4, num_pages=200)
-    prompt = PROMPTS[0]
-    cold = first_logprobs(core, prompt, "cold")
+def behind_each_prefix(core: EngineCore, prompt: list[int]) -> Iterator[dict[int, float]]:
+    """``first_logprobs`` where a prefix of ``prompt`` is cached, for each length of it."""
     for cut in range(1, len(prompt)):
         core.reset_prefix_cache()
         answer(core, [prompt[:cut]], f"prefix{cut}-")
         before = core.stats().cached_tokens
-        warm = first_logprobs(core, prompt, f"warm{cut}")
+        yield first_logprobs(core, prompt, f"warm{cut}")
         assert core.stats().cached_tokens - before >= cut - 1
+
+
+def test_a_prefix_of_any_length_is_reused_and_gives_the_cold_logits(checkpoint: Path):
+    core = engine(checkpoint, page_size=4, num_pages=200)
+    cold = first_logprobs(core, PROMPTS[0], "cold")
+    for warm in behind_each_prefix(core, PROMPTS[0]):
         assert warm == pytest.approx(cold, abs=1e-4)
 
 
@@ -147,12 +152,7 @@ def test_kv_in_8_bits_is_reused_at_any_length_as_it_was_written(tmp_path: Path, 
     core = engine(tiny.write(tmp_path), **settings)
     prompt = PROMPTS[0]
     cold = first_logprobs(core, prompt, "cold")
-    for cut in range(1, len(prompt)):
-        core.reset_prefix_cache()
-        answer(core, [prompt[:cut]], f"prefix{cut}-")
-        before = core.stats().cached_tokens
-        assert first_logprobs(core, prompt, f"warm{cut}") == cold
-        assert core.stats().cached_tokens - before >= cut - 1
+    assert all(warm == cold for warm in behind_each_prefix(core, prompt))
     exact = engine(tmp_path, page_size=4, num_pages=200)
     assert first_logprobs(exact, prompt, "exact") != cold, "nothing was kept in 8 bits"
 

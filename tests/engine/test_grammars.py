@@ -22,7 +22,6 @@ from radixserve.text import grammar
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack
 from tests.model import tiny
-from tests.text.tiny import tiny_tokenizer_dir
 
 SCHEMA = {
     "type": "object",
@@ -63,12 +62,7 @@ FORMS: dict[str, tuple[Grammar, Callable[[str], Any]]] = {
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with the tiny tokenizer, and logits for more tokens than that has."""
-    made = tmp_path_factory.mktemp("tiny")
-    config = tiny.FAMILIES["llama"]()
-    config.vocab_size = 280
-    tiny.model(config).save_pretrained(made)
-    tiny_tokenizer_dir(made)
-    return made
+    return tiny.speaking(tmp_path_factory.mktemp("tiny"), vocab_size=280)
 
 
 def made(directory: Path, **settings: Any) -> LLM:

@@ -18,20 +18,13 @@ from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import unpack
 from tests.model import tiny
 from tests.model.test_launch import LateDevice
-from tests.text.tiny import tiny_tokenizer_dir
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with the tiny tokenizer: words of bytes."""
-    made = tmp_path_factory.mktemp("tiny")
-    config = tiny.FAMILIES["llama"]()
-    config.vocab_size = 266
-    tiny.model(config).save_pretrained(made)
-    tiny_tokenizer_dir(made)
-    return made
+    return tiny.speaking(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

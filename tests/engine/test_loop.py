@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 import time
 
 from radixserve.engine.core import EngineCore
-from radixserve.engine.loop import EngineLoop
-from radixserve.engine.messages import (
-    Abort,
-    Add,
-    Command,
-    GenerationRequest,
-    News,
-    Refusal,
-    StepNews,
-    Stop,
-)
+from radixserve.engine.messages import Abort, Add, Command, GenerationRequest, Refusal, StepNews
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
+from tests.engine.looped import looped
 from tests.engine.test_cache_modes import PROMPT, engine
 
 LONG_AGO = -1000.0
@@ -41,17 +31,7 @@ def add(name: str, count: int = 1, *, ago: float = 0.0) -> Add:
 def run(core: EngineCore, *commands: Command) -> tuple[dict[str, int], dict[str, str]]:
     """Give ``commands``, all of which are there before the first step, and wait until the engine
     has nothing to do: the tokens of each answer, and who was refused, and how."""
-    left = list(commands)
-    sent: list[News] = []
-
-    def get(wait: bool) -> Command:
-        if left:
-            return left.pop(0)
-        if not wait:
-            raise queue.Empty
-        return Stop()
-
-    EngineLoop(core, get, sent.append).run()
+    sent = looped(core, commands)
     said: dict[str, int] = {}
     for news in sent:
         for delta in news.deltas if isinstance(news, StepNews) else ():

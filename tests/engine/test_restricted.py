@@ -10,16 +10,11 @@ from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.model import tiny
-from tests.text.tiny import tiny_tokenizer_dir
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    made = tmp_path_factory.mktemp("tiny")
-    config = tiny.FAMILIES["llama"]()
-    config.vocab_size = 280
-    tiny.model(config).save_pretrained(made)
-    tiny_tokenizer_dir(made)
+    made = tiny.speaking(tmp_path_factory.mktemp("tiny"), vocab_size=280)
     return LLM(str(made), dtype="float32", threads=1, num_pages=400, page_size=4)
 
 

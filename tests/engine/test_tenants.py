@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import signal
 from dataclasses import replace
 
 import pytest
 
 from radixserve.engine.core import EngineCore
-from radixserve.engine.loop import WHOLE_EVERY, EngineLoop
-from radixserve.engine.messages import (
-    Add,
-    Command,
-    GenerationRequest,
-    News,
-    SetPublic,
-    SetTenants,
-    StepNews,
-    Stop,
-)
+from radixserve.engine.loop import WHOLE_EVERY
+from radixserve.engine.messages import Add, GenerationRequest, SetPublic, SetTenants, StepNews
 from radixserve.errors import LostError
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import Terms
 from radixserve.tokens import pack
+from tests.engine.looped import looped
 from tests.engine.test_cache_modes import PROMPT, engine
 from tests.engine.test_process import ask, back, collect, running
 
@@ -111,22 +102,12 @@ def test_the_counts_of_tenants_are_those_of_the_cache():
 
 def test_the_counts_of_tenants_are_told_now_and_then_and_when_nothing_is_left_to_do():
     core = engine()
-    sent: list[News] = []
-    commands: list[Command] = [
+    commands = [
         SetTenants({"a": Terms()}),
         SetPublic([pack(PROMPT[:22])]),
         Add([request("a", tokens=3 * WHOLE_EVERY)], 0.0),
     ]
-
-    def get(wait: bool) -> Command:
-        if commands:
-            return commands.pop(0)
-        if wait:
-            return Stop()
-        raise queue.Empty
-
-    EngineLoop(core, get, sent.append).run()
-    stats = [news.stats for news in sent if isinstance(news, StepNews)]
+    stats = [news.stats for news in looped(core, commands) if isinstance(news, StepNews)]
     told = [bool(each.tenants) for each in stats]
     assert [each.pending_tokens is not None for each in stats] == told
     assert told[-1]

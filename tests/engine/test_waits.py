@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import time
 
-from radixserve.engine.loop import EngineLoop
-from radixserve.engine.messages import Abort, Add, Command, GenerationRequest, News, StepNews, Stop
+from radixserve.engine.messages import Abort, Add, GenerationRequest, StepNews
 from radixserve.engine.waits import Waits
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
+from tests.engine.looped import looped
 from tests.engine.test_async_llm import ask, collect, running
 from tests.engine.test_cache_modes import PROMPT, engine
 
@@ -60,23 +59,14 @@ def request(name: str, sibling: str | None = None) -> GenerationRequest:
 
 def test_each_prompts_first_news_say_it_and_nothing_is_kept() -> None:
     core = engine(max_num_seqs=3)
-    sent: list[News] = []
     asked = time.monotonic() - 50.0
-    commands: list[Command] = [
+    commands = [
         Add([request("a"), request("a2", "a")], asked),
         Add([request("b")], asked),
         Add([request("c")], asked),
         Abort("c"),
     ]
-
-    def get(wait: bool) -> Command:
-        if commands:
-            return commands.pop(0)
-        if wait:
-            return Stop()
-        raise queue.Empty
-
-    EngineLoop(core, get, sent.append).run()
+    sent = looped(core, commands)
     deltas = [delta for news in sent if isinstance(news, StepNews) for delta in news.deltas]
     told = {delta.id: delta.waited for delta in deltas if delta.waited is not None}
     assert told.keys() == {"a", "b"}

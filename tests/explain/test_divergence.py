@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixserve.explain.common import common_length
+from radixserve.common import common_length
 from radixserve.explain.divergence import Seam, diverge, pointer, snippet
 
 Message = dict[str, Any]
@@ -355,4 +355,4 @@ def test_the_common_head_of_two_sequences():
         ("xbc", "abc", 0),
     ):
         assert common_length(one, other) == length
-        assert common_length(one.encode(), other.encode(), length) == length
+        assert common_length(one.encode(), other.encode()) == length

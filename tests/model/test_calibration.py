@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from radixserve.model.ops import TorchOps
 from radixserve.model.parallel import ALONE, Parallel
 from radixserve.model.torch_decoder import TorchDecoder, geometry
 from tests.model import tiny
-from tests.model.test_torch_decoder import FORMS, Thread
+from tests.model.test_torch_decoder import FORMS, Thread, in_ranks
 from tests.text.tiny import tiny_tokenizer_dir
 
 CPU = torch.device("cpu")
@@ -219,21 +218,13 @@ class Rank(Thread):
 
 
 def together(told: Description, size: int) -> list[Scales | Exception]:
-    board, barrier = [None] * size, threading.Barrier(size, timeout=60)
-    found: dict[int, Scales | Exception] = {}
-
-    def rank(index: int) -> None:
+    def compute(rank: Rank) -> Scales | Exception:
         try:
-            found[index] = measured(told, Rank(index, size, CPU, board, barrier))
+            return measured(told, rank)
         except ModelError as error:
-            found[index] = error
+            return error
 
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[index] for index in range(size)]
+    return in_ranks(size, compute, Rank)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -6,6 +6,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,20 +115,13 @@ def chunk(start: int, stop: int, *, sample_all: bool = True) -> PagedBatch:
     return batch
 
 
-def together(path: Path, size: int) -> list[torch.Tensor]:
-    """The logits of each of ``size`` ranks."""
+def in_ranks(size: int, compute: Callable[[Any], Any], rank: type[Thread] = Thread) -> list[Any]:
+    """What each of ``size`` ranks, a ``rank``, computes."""
     board, barrier = [None] * size, threading.Barrier(size, timeout=60)
-    found: dict[int, torch.Tensor] = {}
-
-    def rank(index: int) -> None:
-        found[index] = Model(path, parallel=Thread(index, size, CPU, board, barrier)).logits()
-
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[index] for index in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(
+            pool.map(compute, [rank(index, size, CPU, board, barrier) for index in range(size)])
+        )
 
 
 def expected(path: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -269,7 +263,8 @@ def test_ranks_together_give_the_logits_of_one(
 ):
     path = checkpoints(form)
     alone = Model(path).logits()
-    for logits in together(path, size):  # 4 ranks of 2 KV heads, or of 1, hold copies of them
+    ranks = in_ranks(size, lambda rank: Model(path, parallel=rank).logits())
+    for logits in ranks:  # 4 ranks of 2 KV heads, or of 1, hold copies of them
         torch.testing.assert_close(logits, alone, atol=2e-4, rtol=2e-4)
 
 

@@ -19,6 +19,8 @@ from transformers import (
     SmolLM3Config,
 )
 
+from tests.text.tiny import tiny_tokenizer_dir
+
 VOCABULARY = 256
 CONTEXT = 256
 _LLAMA_LIKE = {
@@ -116,3 +118,17 @@ def save(directory: Path, config: PreTrainedConfig, *, seed: int = 0) -> Path:
     """A checkpoint of ``config`` in ``directory``, which is returned."""
     model(config, seed=seed).save_pretrained(directory)
     return directory
+
+
+def speaking(
+    directory: Path, *, vocab_size: int = 266, length: int = CONTEXT, **tokenizer: Any
+) -> Path:
+    """A tiny Llama with the tiny tokenizer, of which each byte is a token, in ``directory``.
+
+    Args:
+        length: Tokens of its context.
+        tokenizer: Arguments of ``tiny_tokenizer_dir``.
+    """
+    config = FAMILIES["llama"]()
+    config.vocab_size, config.max_position_embeddings = vocab_size, length
+    return tiny_tokenizer_dir(save(directory, config), **tokenizer)

@@ -42,7 +42,6 @@ class FakeTokenizer:
     """One token a byte."""
 
     vocab_size = 256
-    longest_token = 1
     chat_template_source = ""
     takes_tools = False
     special_tokens: Mapping[str, int] = {}

@@ -18,7 +18,6 @@ from radixserve.server.app import create_app
 from tests.engine.test_grammars import PERSON, is_person
 from tests.model import tiny
 from tests.server.asking import error_of, events
-from tests.text.tiny import tiny_tokenizer_dir
 
 SCHEMA = json.loads(PERSON.text)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
@@ -28,12 +27,7 @@ Ask = Callable[..., Awaitable[httpx2.Response]]
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    config = tiny.FAMILIES["llama"]()
-    config.vocab_size = 266
-    tiny.model(config).save_pretrained(made)
-    tiny_tokenizer_dir(made)
-    return made
+    return tiny.speaking(tmp_path_factory.mktemp("tiny"))
 
 
 @asynccontextmanager

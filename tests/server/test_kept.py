@@ -18,7 +18,7 @@ from radixserve.server.app import create_app
 from tests.model import tiny
 from tests.server.asking import error_of, refused
 from tests.server.test_tools import accumulated
-from tests.text.tiny import SPECIALS, byte_level, tiny_tokenizer_dir
+from tests.text.tiny import SPECIALS, byte_level
 
 TEMPLATE = (
     "{{ messages[0]['content'] }}"
@@ -51,12 +51,8 @@ Ask = Callable[..., Awaitable[httpx2.Response]]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
-    config = tiny.FAMILIES["llama"]()
-    config.vocab_size = 280
-    tiny.model(config).save_pretrained(made)
     backend = byte_level(specials=(*SPECIALS, "<think>", "</think>", "<tool_call>"))
-    tiny_tokenizer_dir(made, backend=backend, chat_template=TEMPLATE)
-    return made
+    return tiny.speaking(made, vocab_size=280, backend=backend, chat_template=TEMPLATE)
 
 
 @asynccontextmanager

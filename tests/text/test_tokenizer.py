@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from radixserve.errors import InvalidRequestError, ModelError
 from radixserve.text.tokenizer import Tokenizer
-from radixserve.text.vocabulary import UNBOUNDED
+from radixserve.text.vocabulary import UNBOUNDED, read_bound
 from radixserve.tokens import count, unpack
 from tests.text import tiny
 
@@ -219,7 +219,7 @@ def with_nfc() -> Backend:
 def test_no_text_takes_fewer_tokens_than_told(backend: Backend, text: str) -> None:
     subject = in_memory(backend)
     tokens = count(subject.encode(text, add_special_tokens=False))
-    assert subject.longest_token < UNBOUNDED
+    assert read_bound(backend).longest < UNBOUNDED
     assert subject.fewest_tokens(text) <= tokens
 
 
@@ -233,8 +233,9 @@ def test_composed_characters_take_as_few_tokens_as_told() -> None:
 
 
 def test_a_text_of_the_longest_token_takes_as_few_tokens_as_told() -> None:
-    subject = in_memory(tiny.byte_level())
-    assert subject.longest_token == len("<|endoftext|>")
+    backend = tiny.byte_level()
+    assert read_bound(backend).longest == len("<|endoftext|>")
+    subject = in_memory(backend)
     assert subject.fewest_tokens("<|endoftext|>" * 100) == 100
     assert count(subject.encode("<|endoftext|>" * 100)) == 100
 
@@ -256,5 +257,5 @@ def test_where_text_can_vanish_nothing_is_told() -> None:
     )
     swallowing.add_tokens([AddedToken("<mask>", lstrip=True)])
     for backend in (lowercase, removing, swallowing, tiny.wordpiece(), tiny.metaspace()):
-        assert in_memory(backend).longest_token == UNBOUNDED
+        assert read_bound(backend).longest == UNBOUNDED
         assert in_memory(backend).fewest_tokens(" " * 10_000) <= 1

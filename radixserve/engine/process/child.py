@@ -19,7 +19,8 @@ from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore, Runner
 from radixserve.engine.grammars import Grammars
 from radixserve.engine.loop import EngineLoop
-from radixserve.engine.messages import Command, Failure, Fault, Found, News, RankLost, Ready
+from radixserve.engine.messages import Command, Failure, Fault, Found, News, RankLost
+from radixserve.engine.stats import ready
 from radixserve.errors import RadixServeError
 
 log = logging.getLogger(__name__)
@@ -56,18 +57,7 @@ def main(load: Load | None = None) -> None:
     try:
         runner, grammars, config = (load or _load)(EngineConfig(**start.config), wire)
         core = EngineCore(config, runner, grammars)
-        info = runner.info
-        wire.send(
-            Ready(
-                max_model_len=info.max_model_len,
-                vocab_size=info.vocab_size,
-                embedding_size=info.embedding_size,
-                defaults=info.sampling_defaults,
-                eos_token_ids=info.eos_token_ids,
-                most=config.max_num_seqs + config.max_queue,
-                stats=core.stats(),
-            )
-        )
+        wire.send(ready(runner.info, config, core.stats()))
         EngineLoop(core, wire.get, wire.send).run()
     except OSError as error:
         if not wire.broken:
@@ -107,10 +97,10 @@ class Wire:
             OSError: the other end is gone.
         """
         try:
-            ready = wait([self._inside, self._connection], None if block else 0)
-            if not ready:
+            heard = wait([self._inside, self._connection], None if block else 0)
+            if not heard:
                 raise queue.Empty
-            source = self._inside if self._inside in ready else self._connection
+            source = self._inside if self._inside in heard else self._connection
             return self._decoder.decode(source.recv_bytes())
         except (EOFError, OSError) as error:
             self.broken = True

@@ -12,7 +12,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from radixserve.config import EngineConfig
-from radixserve.engine.frontend import ModelCard
 from radixserve.engine.messages import (
     Command,
     Found,
@@ -25,7 +24,7 @@ from radixserve.engine.messages import (
     StepNews,
 )
 from radixserve.engine.process.handle import COMMAND, Handle
-from radixserve.engine.streams import Asking, Streams
+from radixserve.engine.streams import Asking
 from radixserve.errors import EngineDeadError, RadixServeError
 from radixserve.text.tokenizer import Tokenizer
 
@@ -47,9 +46,6 @@ class SupervisedLLM(Asking):
     ``config.step_timeout`` seconds although it was told or asked something, the requests in flight
     get an error and it is started again.
     """
-
-    card: ModelCard
-    tokenizer: Tokenizer
 
     def __init__(self, config: EngineConfig, *, command: Sequence[str] = COMMAND):
         """``command`` starts the process."""
@@ -133,32 +129,13 @@ class SupervisedLLM(Asking):
             handle.kill()
             await handle.end()
             raise
-        self._introduce(found, ready)
+        self._introduce(found.name, ready, self._restarts)
         self._loading = time.monotonic() - began
         self._owes, self._silent = False, 0.0
         self._handle = handle
         for command in self._standing():
             handle.send(command)
         return handle
-
-    def _introduce(self, found: Found, ready: Ready) -> None:
-        first = self._stats is None
-        self._stats = replace(ready.stats, restarts=self._restarts)
-        self.card = ModelCard(
-            name=self.config.served_model_name or found.name,
-            max_model_len=ready.max_model_len,
-            capacity=ready.stats.pages_total * self.config.page_size,
-            vocab_size=ready.vocab_size,
-            embedding_size=ready.embedding_size,
-            created=int(time.time()) if first else self.card.created,
-            page_size=self.config.page_size,
-            prefix_cache=self.config.prefix_cache,
-            kv_cache_dtype=self.config.kv_cache_dtype,
-            defaults=ready.defaults,
-            eos_token_ids=ready.eos_token_ids,
-        )
-        if first:
-            self._streams = Streams(self.tokenizer, ready.most, self._command)
 
     async def _supervise(self, handle: Handle | None) -> None:
         failures = 0

@@ -17,13 +17,15 @@ from starlette.types import Message, Receive
 from radixserve.server.batches.room import FORM, Room, limit_of, room_of
 from radixserve.server.batches.store import ENDED, FileObject, Store, new_file_id
 from radixserve.server.errors import ApiError
+from radixserve.server.limits import announced
+from radixserve.server.parameters import page_length
 from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import invalid
+from radixserve.server.wire import Json, absent, invalid
 
 LARGEST_FILE = 200 * 2**20
 """Bytes, of a whole upload."""
 LONGEST_NAME = 255
-MOST_LISTED = 100
+LISTED, MOST_LISTED = 20, 100
 
 
 async def upload_file(request: Request) -> Response:
@@ -33,7 +35,7 @@ async def upload_file(request: Request) -> Response:
     """
     store, owner, limit = store_of(request), owner_of(request), limit_of(request)
     room = await anyio.to_thread.run_sync(room_of, store, owner, limit)
-    room.check(max(0, _announced(request) - FORM))
+    room.check(max(0, announced(request) - FORM))
     form = await _form(request, room)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(form.close)
@@ -99,7 +101,7 @@ async def delete_file(request: Request) -> Response:
             raise invalid("file_id", message)
     store.delete(record)
     body = {"id": record.id, "object": "file", "deleted": True}
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return Json(body)
 
 
 def store_of(request: Request) -> Store:
@@ -126,17 +128,12 @@ def owner_of(request: Request) -> str:
 
 def missing(kind: str, identity: str) -> ApiError:
     """Also what somebody else is told who names it."""
-    return ApiError(
-        status=404,
-        message=f"There is no {kind} {identity[:100]!r} here.",
-        param=f"{kind}_id",
-        code="not_found",
-    )
+    return absent(f"{kind}_id", f"There is no {kind} {identity[:100]!r} here", "not_found")
 
 
 def shown(record: msgspec.Struct) -> Response:
     """``record`` without what is not the client's business."""
-    return Response(msgspec.json.encode(_public(record)), media_type="application/json")
+    return Json(_public(record))
 
 
 def listed(request: Request, records: list[Any]) -> Response:
@@ -145,21 +142,19 @@ def listed(request: Request, records: list[Any]) -> Response:
     Raises:
         ApiError: 400, ``limit`` is no number from 1 to 100.
     """
-    sent = request.query_params.get("limit", "20")
-    if not (sent.isascii() and sent.isdigit() and 1 <= int(sent[:9]) <= MOST_LISTED):
-        raise invalid("limit", f"limit must be between 1 and {MOST_LISTED}")
+    limit = page_length(request.query_params, LISTED, MOST_LISTED)
     after = request.query_params.get("after")
     places = [place for place, each in enumerate(records) if each.id == after]
     start = places[0] + 1 if places else 0
-    page = records[start : start + int(sent)]
+    page = records[start : start + limit]
     body = {
         "object": "list",
         "data": [_public(each) for each in page],
         "first_id": page[0].id if page else None,
         "last_id": page[-1].id if page else None,
-        "has_more": start + int(sent) < len(records),
+        "has_more": start + limit < len(records),
     }
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return Json(body)
 
 
 def _public(record: msgspec.Struct) -> dict[str, Any]:
@@ -174,12 +169,6 @@ def _file(request: Request) -> FileObject:
     if record is None:
         raise missing("file", identity)
     return record
-
-
-def _announced(request: Request) -> int:
-    """Bytes of the body, if it says how many it has."""
-    length = request.headers.get("content-length", "")
-    return int(length[:20]) if length.isascii() and length.isdigit() else 0
 
 
 async def _form(request: Request, room: Room) -> FormData:

@@ -14,14 +14,13 @@ from radixserve.server.batches.lines import ENDPOINTS
 from radixserve.server.batches.room import limit_of, room_of
 from radixserve.server.batches.store import ENDED, BatchObject, new_batch_id
 from radixserve.server.batches.worker import Worker
-from radixserve.server.limits import decode, read_body
-from radixserve.server.service import Service
+from radixserve.server.limits import read_json
+from radixserve.server.parameters import check_metadata
 from radixserve.server.wire import invalid
 
 HOUR = 3600
 LONGEST_WINDOW = 24 * 7
 """Hours."""
-MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 
 
 class BatchRequest(msgspec.Struct, kw_only=True):
@@ -33,14 +32,12 @@ class BatchRequest(msgspec.Struct, kw_only=True):
 
 async def create_batch(request: Request) -> Response:
     """Its results count as files of its tenant, which has to have room for some."""
-    service: Service = request.app.state.service
     store, owner = store_of(request), owner_of(request)
-    body = await read_body(request, service.settings.body_limit)
-    fields, _ = await decode(body, BatchRequest, service.large_bodies)
+    fields, _ = await read_json(request, BatchRequest)
     if fields.endpoint not in ENDPOINTS:
         raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}")
     hours = _hours(fields.completion_window)
-    _check_metadata(fields.metadata or {})
+    check_metadata(fields.metadata)
     room = await anyio.to_thread.run_sync(room_of, store, owner, limit_of(request))
     room.check(1, "input_file_id")
     source = store.file(fields.input_file_id, owner)
@@ -104,12 +101,3 @@ def _hours(window: str) -> int:
             return hours
     message = f"completion_window must be hours such as 24h, from 1h to {LONGEST_WINDOW}h"
     raise invalid("completion_window", message)
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > MOST_METADATA:
-        raise invalid("metadata", f"metadata must have at most {MOST_METADATA} entries")
-    for key, value in metadata.items():
-        if len(key) > LONGEST_KEY or len(value) > LONGEST_VALUE:
-            message = f"Keys must have at most {LONGEST_KEY}, values {LONGEST_VALUE} characters"
-            raise invalid("metadata", message)

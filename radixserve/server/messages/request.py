@@ -35,27 +35,10 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "stop": ([],),
 }
 """Fields that would change the answer, with the values that ask for nothing, beside null."""
-SAME = (
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "priority",
-    "cache_salt",
-    "extra_key",
-    "cache",
-    "timeout",
-    "explain",
-    "session_id",
-    "session_end",
-    "keep_for",
-    "next_request_in",
-    "prewarm",
-    "keep_reasoning",
-)
-"""What both APIs call the same."""
+SAME = {*MessagesRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {
+    *CountTokensRequest.__struct_fields__
+}
+"""What both APIs call the same, beside what makes the prompt."""
 OWN_NAMES = [
     (re.compile(pattern), name)
     for pattern, name in (
@@ -114,7 +97,6 @@ def asked(fields: CountTokensRequest, raws: Raws, dialect: Dialect) -> Asked:
     if isinstance(fields, MessagesRequest):
         for name in SAME:
             setattr(request, name, getattr(fields, name))
-        request.max_tokens = fields.max_tokens
         request.stop = fields.stop_sequences
     return Asked(request, ignored, effort)
 
@@ -162,12 +144,11 @@ def _tools(tools: list[dict[str, Any]], ignored: list[str]) -> list[dict[str, An
 
 
 def _not_ours(path: str, kind: object) -> ApiError:
-    return ApiError(
-        status=400,
-        message=f"{path}: {str(kind)[:64]!r} is a tool that Anthropic defines, and is not there "
-        "here. Leave it out, or describe one of your own by name and input_schema.",
-        param=path,
-        code="unsupported_value",
+    return invalid(
+        path,
+        f"{path}: {str(kind)[:64]!r} is a tool that Anthropic defines, and is not there "
+        "here. Leave it out, or describe one of your own by name and input_schema",
+        "unsupported_value",
     )
 
 

@@ -17,7 +17,7 @@ from radixserve.server.conversation import check_messages, prepared
 from radixserve.server.errors import ApiError
 from radixserve.server.fields import canonical_header, ignored_header, triage
 from radixserve.server.keeping import keep_header, taken_out
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.messages.answer import MessageAnswer
 from radixserve.server.messages.errors import error_body
 from radixserve.server.messages.request import REFUSED, Asked, asked, own_names
@@ -35,7 +35,7 @@ from radixserve.server.sse import EventStream, Framing, event
 from radixserve.server.tenants.visit import Visit
 from radixserve.server.text_memory import Owner
 from radixserve.server.tokenize import LONGEST_TEXT
-from radixserve.server.wire import invalid
+from radixserve.server.wire import Json, invalid
 from radixserve.tokens import count
 
 T = TypeVar("T", bound=CountTokensRequest)
@@ -68,7 +68,7 @@ async def create_message(request: Request) -> Response:
         return EventStream(events, service.settings, headers, _framing(request))
     whole = await until_gone(request.receive, answer.whole(deltas))
     headers |= keep_header(request.state.tally.kept())
-    return Response(msgspec.json.encode(whole), headers=headers, media_type="application/json")
+    return Json(whole, headers=headers)
 
 
 async def count_tokens(request: Request) -> Response:
@@ -79,8 +79,7 @@ async def count_tokens(request: Request) -> Response:
     found, ignored, canonical = await service.text_work(partial(_counted, service, wanted, owner))
     headers = ignored_header([*wanted.ignored, *wanted.renamed(ignored)])
     headers |= canonical_header(canonical)
-    body = msgspec.json.encode(CountTokensResponse(found))
-    return Response(body, headers=headers, media_type="application/json")
+    return Json(CountTokensResponse(found), headers=headers)
 
 
 async def _read(request: Request, type_: type[T]) -> tuple[T, Asked]:
@@ -90,8 +89,7 @@ async def _read(request: Request, type_: type[T]) -> tuple[T, Asked]:
         ApiError: 400, a field cannot be; 404, the model is another; 413 and 415, the body.
     """
     service: Service = request.app.state.service
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, type_, service.large_bodies)
+    fields, raws = await read_json(request, type_)
     ignored = triage(raws, type_, REFUSED)
     check_model(fields.model, service.frontend.card)
     wanted = await service.text_work(partial(asked, fields, raws, service.dialect))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,6 +23,7 @@ from radixserve.server.responses.wire import InputTokens, ResponseObject
 from radixserve.server.service import Deltas, Service, until_gone
 from radixserve.server.sse import EventStream, Framing
 from radixserve.server.tenants.visit import Visit
+from radixserve.server.wire import Json
 from radixserve.tokens import count
 
 
@@ -50,15 +50,15 @@ async def create_response(request: Request) -> Response:
     if turn.response.store:
         store.put(tenant, ready.id, Record.of(turn.response, ready.items))
     headers |= keep_header(visit.tally.kept())
-    return Response(turn.shown(), headers=headers, media_type="application/json")
+    return Json(turn.shown(), headers=headers)
 
 
 async def count_input_tokens(request: Request) -> Response:
     """``POST /v1/responses/input_tokens``: the prompt's, without an answer."""
     ready = await read(request)
-    told = msgspec.json.encode(InputTokens(count(ready.conversation.request.prompt)))
+    told = InputTokens(count(ready.conversation.request.prompt))
     headers = ignored_header(ready.ignored) | canonical_header(ready.conversation.canonical)
-    return Response(told, headers=headers, media_type="application/json")
+    return Json(told, headers=headers)
 
 
 async def _whole(turn: Turn, deltas: Deltas) -> None:

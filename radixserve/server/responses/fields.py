@@ -7,13 +7,9 @@ from typing import Any
 from msgspec import UNSET
 
 from radixserve.server.fields import REFUSED
+from radixserve.server.parameters import check_metadata
 from radixserve.server.responses.wire import ResponsesRequest, TextFormat
 from radixserve.server.wire import ChatRequest, CommonFields, JsonSchema, ResponseFormat, invalid
-
-MAX_METADATA = 16
-LONGEST_KEY = 64
-LONGEST_VALUE = 512
-"""Characters."""
 
 HARMLESS = ("stream_options", "return_cached_tokens_details")
 """What chat honours and does not change the answer."""
@@ -159,19 +155,6 @@ class Asked:
         if wanted.type == "json_schema":
             schema = JsonSchema(name=wanted.name, schema=wanted.schema, strict=wanted.strict)
         return ResponseFormat(type=wanted.type, json_schema=schema)
-
-
-def check_metadata(metadata: dict[str, str] | None) -> None:
-    """Raises ApiError: 400, it is more than OpenAI takes."""
-    if len(metadata or {}) > MAX_METADATA:
-        raise invalid("metadata", f"metadata must have at most {MAX_METADATA} entries")
-    for key, value in (metadata or {}).items():
-        if len(key) > LONGEST_KEY or len(value) > LONGEST_VALUE:
-            raise invalid(
-                "metadata",
-                f"metadata: keys must have at most {LONGEST_KEY} characters, and values "
-                f"{LONGEST_VALUE}",
-            )
 
 
 def shown_format(wanted: TextFormat | None) -> dict[str, Any]:

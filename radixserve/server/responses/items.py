@@ -25,7 +25,7 @@ from radixserve.server.responses.wire import (
     ReasoningItem,
     Refusal,
 )
-from radixserve.server.wire import invalid
+from radixserve.server.wire import absent, invalid
 
 Read = Item | ItemReference
 KINDS: dict[type[msgspec.Struct], str] = {
@@ -122,12 +122,11 @@ def resolved(items: Iterable[Read], known: Mapping[str, Item]) -> list[Item]:
             continue
         referred = known.get(item.id)
         if referred is None:
-            raise ApiError(
-                status=404,
-                message=f"The item {item.id[:100]!r} is not stored here: it never was, or no more. "
-                "Send the item itself.",
-                param=f"input.{place}.id",
-                code="item_not_found",
+            raise absent(
+                f"input.{place}.id",
+                f"The item {item.id[:100]!r} is not stored here: it never was, or no more. "
+                "Send the item itself",
+                "item_not_found",
             )
         found.append(copy.copy(referred))
     return found

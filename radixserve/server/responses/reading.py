@@ -16,7 +16,7 @@ from radixserve.errors import ContextLengthError, InvalidRequestError
 from radixserve.server.conversation import Conversation, prepared
 from radixserve.server.errors import ApiError, to_api_error
 from radixserve.server.fields import triage, unknown_options
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.responses.fields import RESPONSES_HINTS, RESPONSES_REFUSED, Asked
 from radixserve.server.responses.items import (
     Script,
@@ -75,8 +75,7 @@ async def read(request: Request) -> Ready:
     service: Service = request.app.state.service
     store: Responses = request.app.state.responses
     tenant = request.state.visit.tenant.name
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, ResponsesRequest, service.large_bodies)
+    fields, raws = await read_json(request, ResponsesRequest)
     ignored = triage(raws, ResponsesRequest, RESPONSES_REFUSED, RESPONSES_HINTS)
     ignored += unknown_options(raws, ComparedCacheOptions)
     sent = _sent(fields)

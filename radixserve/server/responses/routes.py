@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.server.errors import ApiError
+from radixserve.server.parameters import page_length
 from radixserve.server.responses.store import Responses
 from radixserve.server.responses.wire import DeletedResponse, Item, ItemList
-from radixserve.server.wire import invalid
+from radixserve.server.wire import Json, absent, invalid
 
 MOST_ITEMS = 100
 ITEMS = 20
@@ -28,7 +28,7 @@ async def get_response(request: Request) -> Response:
     record = store.get(tenant, id)
     if live is None and record is None:
         raise _not_found(id)
-    return _json(live.turn.shown() if live is not None else record.response if record else b"")
+    return Json(live.turn.shown() if live is not None else record.response if record else b"")
 
 
 async def delete_response(request: Request) -> Response:
@@ -40,7 +40,7 @@ async def delete_response(request: Request) -> Response:
         live.cancel()
     elif not store.remove(tenant, id):
         raise _not_found(id)
-    return _json(msgspec.json.encode(DeletedResponse(id)))
+    return Json(DeletedResponse(id))
 
 
 async def cancel_response(request: Request) -> Response:
@@ -49,11 +49,11 @@ async def cancel_response(request: Request) -> Response:
     live = store.live(tenant, id)
     if live is not None:
         live.cancel()
-        return _json(live.turn.shown())
+        return Json(live.turn.shown())
     record = store.get(tenant, id)
     if record is None:
         raise _not_found(id)
-    return _json(record.response)
+    return Json(record.response)
 
 
 async def list_input_items(request: Request) -> Response:
@@ -63,7 +63,7 @@ async def list_input_items(request: Request) -> Response:
     if live is None and record is None:
         raise _not_found(id)
     items = live.items if live is not None else record.asked() if record else []
-    return _json(msgspec.json.encode(_page(items, request.query_params)))
+    return Json(_page(items, request.query_params))
 
 
 async def compact_response(request: Request) -> Response:
@@ -77,9 +77,7 @@ async def compact_response(request: Request) -> Response:
 
 def _page(items: list[Item], query: Mapping[str, str]) -> ItemList:
     """The items after the one that the client has, the last one first unless it is said."""
-    limit, order = query.get("limit", str(ITEMS)), query.get("order", "desc")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_ITEMS):
-        raise invalid("limit", f"limit must be between 1 and {MOST_ITEMS}")
+    limit, order = page_length(query, ITEMS, MOST_ITEMS), query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid("order", "order must be asc or desc")
     ordered = items if order == "asc" else items[::-1]
@@ -88,7 +86,7 @@ def _page(items: list[Item], query: Mapping[str, str]) -> ItemList:
         if query["after"] not in ids:
             raise invalid("after", "after must be the id of one of the items")
         ordered = ordered[ids.index(query["after"]) + 1 :]
-    page = ordered[: int(limit)]
+    page = ordered[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     return ItemList(page, first, last, has_more=len(page) < len(ordered))
 
@@ -98,14 +96,9 @@ def _asked(request: Request) -> tuple[Responses, str, str]:
     return request.app.state.responses, request.state.visit.tenant.name, request.path_params["id"]
 
 
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
-
-
 def _not_found(id: str) -> ApiError:
-    return ApiError(
-        status=404,
-        message=f"The response {id[:100]!r} is not stored here: it never was, or no more.",
-        param="id",
-        code="response_not_found",
+    return absent(
+        "id",
+        f"The response {id[:100]!r} is not stored here: it never was, or no more",
+        "response_not_found",
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from radixserve.server.errors import ApiError
 from radixserve.server.fair import FairLru
 from radixserve.server.responses.items import response_of
 from radixserve.server.responses.wire import Item, ResponseObject
+from radixserve.server.wire import absent
 
 if TYPE_CHECKING:
     from radixserve.server.responses.live import Live
@@ -121,12 +121,11 @@ class Responses:
             record = self.get(tenant, at)
             if record is None:
                 what = "is not stored here" if at == last else f"goes on from {at!r}, which is gone"
-                raise ApiError(
-                    status=404,
-                    message=f"The response {(last or '')[:100]!r} {what}. Send the whole "
-                    "conversation as input instead.",
-                    param="previous_response_id",
-                    code="previous_response_not_found",
+                raise absent(
+                    "previous_response_id",
+                    f"The response {(last or '')[:100]!r} {what}. Send the whole "
+                    "conversation as input instead",
+                    "previous_response_not_found",
                 )
             chain.append(record)
             at = record.previous

@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from radixserve.errors import ConfigError
 from radixserve.server.errors import ApiError
-from radixserve.server.limits import decode, read_body
+from radixserve.server.limits import read_json
 from radixserve.server.service import Service
 from radixserve.server.tenants.meter import Meter
+from radixserve.server.wire import Json
 from radixserve.tenants.file import Tenant
 
 LARGEST_BODY = 2**20
@@ -25,21 +26,20 @@ LARGEST_BODY = 2**20
 async def list_tenants(request: Request) -> Response:
     """``GET /v1/admin/tenants``: all settings, and what the keys are called."""
     service: Service = request.app.state.service
-    return _json({"data": [_shown(each) for each in service.tenants.tenants.values()]})
+    return Json({"data": [_shown(each) for each in service.tenants.tenants.values()]})
 
 
 async def put_tenant(request: Request) -> Response:
     """``PUT /v1/admin/tenants/{tenant}``: settings as the file has them, as JSON. Its keys stay,
     unless hashes of others are among them."""
     service: Service = request.app.state.service
-    body = await read_body(request, LARGEST_BODY)
-    settings, _ = await decode(body, dict[str, Any], service.large_bodies)
+    settings, _ = await read_json(request, dict[str, Any], LARGEST_BODY)
     name = request.path_params["tenant"]
     try:
         tenant = await service.tenants.put(name, _without_nulls(settings))
     except ConfigError as error:
         raise _refused(error) from error
-    return _json(_shown(tenant))
+    return Json(_shown(tenant))
 
 
 async def reload_tenants(request: Request) -> Response:
@@ -49,13 +49,13 @@ async def reload_tenants(request: Request) -> Response:
         await service.tenants.reload()
     except ConfigError as error:
         raise _refused(error) from error
-    return _json({"success": True, "tenants": len(service.tenants.tenants)})
+    return Json({"success": True, "tenants": len(service.tenants.tenants)})
 
 
 async def usage(request: Request) -> Response:
     """``GET /v1/admin/usage``: what each tenant has used since the server's start."""
     service: Service = request.app.state.service
-    return _json({"data": [_used(tenant, meter) for tenant, meter in service.tenants.meters()]})
+    return Json({"data": [_used(tenant, meter) for tenant, meter in service.tenants.meters()]})
 
 
 def _shown(tenant: Tenant) -> dict[str, Any]:
@@ -82,7 +82,3 @@ def _without_nulls(value: Any) -> Any:
 
 def _refused(error: ConfigError) -> ApiError:
     return ApiError(status=400, message=str(error), code="invalid_tenants")
-
-
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

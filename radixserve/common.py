@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import AnyStr
 
 
-def common_length(one: AnyStr, other: AnyStr, start: int = 0) -> int:
-    """The length of the longest common head of two texts or byte strings, of which the first
-    ``start`` are known to be the same. By halving. O(length)."""
-    low, high = start, min(len(one), len(other))
+def common_length(one: AnyStr, other: AnyStr) -> int:
+    """The length of the longest common head of two texts or byte strings. By halving. O(length)."""
+    low, high = 0, min(len(one), len(other))
     if other.startswith(one[low:high], low):
         return high
     while low < high:
