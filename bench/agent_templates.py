@@ -1,4 +1,4 @@
-"""Chat templates and ways to write of three kinds of models, for ``bench.agents``."""
+"""Chat templates and ways to write of several kinds of models, for ``bench.agents``."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ NEVER = (
 """Reasoning is opened by the template and never shown again, as with DeepSeek-R1."""
 
 
+OFF = PLAIN.replace(
+    "assistant\\n' }}{% endif %}", "assistant\\n<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+)
+"""Reasoning is switched off by an empty one, which is not shown again, as with Qwen3."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     name: str
@@ -54,11 +60,18 @@ class Kind:
     """None: the demo model's own."""
     reasons: bool = False
     opened: bool = False
-    """Whether the template opens the reasoning."""
+    """Whether the template begins the reasoning."""
+    returned: bool = False
+    """Whether the client sends the reasoning back."""
 
     @property
     def tools(self) -> bool:
         return self.template is not None
+
+    @property
+    def hides(self) -> bool:
+        """Whether the template leaves out what the model has said or seen."""
+        return self.reasons or self.opened
 
     def written(self, content: str, calls: list[tuple[str, str]], thought: str) -> str:
         """An answer as such a model writes it; ``calls`` are names, and arguments as JSON."""
@@ -74,5 +87,7 @@ KINDS = (
     Kind("demo model", None),
     Kind("tools, no reasoning", PLAIN),
     Kind("reasoning until asked", UNTIL_ASKED, reasons=True),
+    Kind("the same, sent back", UNTIL_ASKED, reasons=True, returned=True),
     Kind("reasoning never shown", NEVER, reasons=True, opened=True),
+    Kind("reasoning switched off", OFF, opened=True),
 )

@@ -1,13 +1,14 @@
 """How much of what was computed for one turn of an agent the next turn reuses::
 
-    python -m bench.agents --data ../data
-    python -m bench.agents --data ../data --dialogues 20 --out bench/results
+    python -m bench.agents --data ../data --out bench/results
+    python -m bench.agents --data ../data --dialogues 6 --model tiny
 
-Tool-calling dialogues are replayed turn by turn against a live server, over HTTP. The model
-computes everything, and then says what the assistant says in the dialogue, with reasoning in front
-where the kind of model reasons, in tokens that are cut at random: a sampling model writes a text in
-other tokens than its tokenizer would. Each answer goes into the history as the server gave it,
-without its reasoning, as most clients do it.
+Tool-calling dialogues are replayed turn by turn against a live server, over HTTP. The model says
+what the assistant says in the dialogue, with reasoning in front where the kind of model reasons, in
+tokens that are cut at random: a sampling model writes a text in other tokens than its tokenizer
+would. Each answer goes into the history as the server gave it, without its reasoning, as most
+clients do it, unless the row says that it is sent back. Which tokens are reused depends on no
+weights, so that nothing is computed for the prompts, but on request.
 
 From the second turn on the prompt and the answer of the turn before have been computed, but for the
 answer's last token: these are the tokens that *can* be reused. Where the chat template rewrites
@@ -24,7 +25,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import accumulate, takewhile
 from pathlib import Path
@@ -32,13 +33,14 @@ from typing import Any
 
 import httpx2
 import uvicorn
+from tqdm import tqdm
 
 from bench import plot
 from bench.agent_templates import KINDS, Kind
 from bench.machine import machine
 from bench.scripted import Scripted, cut_at_random
+from bench.tiny import CONTEXT, tiny
 from radixserve.config import EngineConfig
-from radixserve.engine.model_files import prepare
 from radixserve.server.app import create_app
 from radixserve.server.run import listen
 from radixserve.server.service import Settings
@@ -53,43 +55,61 @@ WAYS = {
     "own tokens, reasoning kept": {"remembers": True, "keeps": True},
 }
 """What the server does: nothing, what it always does, and what ``--keep-reasoning`` adds."""
-GEOMETRY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 32_768,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "dtype": "float32",
-}
 PAGES = 8192
+WANTED = 0.99
+"""Of what the template leaves, in each dialogue."""
 
 
 def main() -> None:
     options = _options()
     dialogues = read(options.data / "agents" / "airline_dialogues.json.gz")[: options.dialogues]
-    results: Numbers = {"machine": machine(), "dialogues": len(dialogues), "kinds": {}}
-    for kind in KINDS:
-        results["kinds"][kind.name] = {
-            way: asyncio.run(replayed(kind, dialogues, **settings))
-            for way, settings in WAYS.items()
-            if kind.reasons or not settings["keeps"]
-        }
+    runs = [
+        (kind, way)
+        for way in reversed(WAYS)
+        for kind in KINDS
+        if kind.hides or not WAYS[way]["keeps"]
+    ]
+    results = begun(options.checkpoint, len(dialogues), options.model)
+    found = results["kinds"]
+    turns = sum(message["role"] == "assistant" for each in dialogues for message in each)
+    with tqdm(total=turns * len(runs), desc="turns", unit="turn", disable=None) as bar:
+        for kind, way in runs:
+            if way in found[kind.name]:
+                bar.update(turns)
+                continue
+            bar.set_postfix_str(f"{kind.name}, {way}")
+            computes = options.model == "tiny"
+            work = replayed(kind, dialogues, **WAYS[way], computes=computes, told=bar.update)
+            found[kind.name][way] = asyncio.run(work)
+            if options.checkpoint is not None:
+                part = options.checkpoint.with_suffix(".part")
+                part.write_text(json.dumps(results), encoding="utf-8")
+                part.replace(options.checkpoint)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         path = options.out / "agents.json"
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         draw(results, options.out / "agents.png")
     summary = {
-        kind: {way: [found["of_left"], found["of_all"]] for way, found in ways.items()}
-        for kind, ways in results["kinds"].items()
+        kind: {way: [run["of_left"], run["of_all"]] for way, run in ways.items()}
+        for kind, ways in found.items()
     }
     sys.stdout.write(json.dumps(summary) + "\n")
+
+
+def begun(checkpoint: Path | None, dialogues: int, model: str) -> Numbers:
+    """Results that wait for what was not measured before.
+
+    Raises:
+        SystemExit: the checkpoint is one of another measurement.
+    """
+    asked = {"dialogues": dialogues, "model": model}
+    if checkpoint is None or not checkpoint.exists():
+        return {"machine": machine(), **asked, "kinds": {kind.name: {} for kind in KINDS}}
+    results: Numbers = json.loads(checkpoint.read_text(encoding="utf-8"))
+    if {name: results.get(name) for name in asked} != asked:
+        sys.exit(f"{checkpoint} is of another measurement: remove it, or choose another name")
+    return results
 
 
 def read(path: Path) -> list[list[Message]]:
@@ -99,21 +119,36 @@ def read(path: Path) -> list[list[Message]]:
 
 
 async def replayed(
-    kind: Kind, dialogues: list[list[Message]], *, remembers: bool, keeps: bool
+    kind: Kind,
+    dialogues: list[list[Message]],
+    *,
+    remembers: bool,
+    keeps: bool,
+    computes: bool,
+    told: Callable[[int], object],
 ) -> Numbers:
-    """Counts of all dialogues: turns from the second on, and tokens."""
-    counts = {"turns": 0, "prompt": 0, "reused": 0, "left": 0, "all": 0, "reused_of_left": 0}
-    async with server(kind, remembers=remembers, keeps=keeps) as (client, model):
+    """Counts of all dialogues: turns from the second on, and tokens; and of the dialogue that came
+    off worst. ``told`` of the turns that are done."""
+    names = ("prompt", "reused", "left", "all", "reused_of_left")
+    each: list[Numbers] = []
+    turns = 0
+    async with server(kind, remembers=remembers, keeps=keeps, computes=computes) as served:
         for seed, dialogue in enumerate(dialogues):
-            for turn in await replay(kind, dialogue, client, model, seed):
-                counts["turns"] += 1
-                for name, value in turn.items():
-                    counts[name] += value
+            found = await replay(kind, dialogue, *served, seed)
+            told(len(found) + 1)
+            turns += len(found)
+            if found:
+                each.append({name: sum(turn[name] for turn in found) for name in names})
+    counts = {name: sum(one[name] for one in each) for name in names}
     return {
+        "turns": turns,
         **counts,
         "of_left": counts["reused_of_left"] / counts["left"],
         "of_all": counts["reused"] / counts["all"],
         "hit_rate": counts["reused"] / counts["prompt"],
+        "worst_of_left": min(one["reused_of_left"] / one["left"] for one in each),
+        "worst_of_all": min(one["reused"] / one["all"] for one in each),
+        "dialogues_below": sum(one["reused_of_left"] < WANTED * one["left"] for one in each),
     }
 
 
@@ -149,7 +184,7 @@ async def replay(
             turns.append(compared(tokenizer, before, body))
         before = body
         said = body["choices"][0]["message"]
-        kept = ("role", "content", "tool_calls")
+        kept = ("role", "content", "tool_calls", *(["reasoning"] if kind.returned else []))
         messages.append({name: said[name] for name in kept if said.get(name)})
         for own, theirs in zip(said.get("tool_calls") or [], calls, strict=False):
             ids[theirs["id"]] = own["id"]
@@ -197,29 +232,26 @@ def tools_of(dialogue: list[Message]) -> list[Numbers]:
 
 @asynccontextmanager
 async def server(
-    kind: Kind, *, remembers: bool, keeps: bool
+    kind: Kind, *, remembers: bool, keeps: bool, computes: bool
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Scripted]]:
     """A server of such a model, and the model."""
-    demo = prepare(EngineConfig()).tokenizer
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        geometry = {**GEOMETRY, "vocab_size": Tokenizer.load(demo).vocab_size}
-        (directory / "config.json").write_text(json.dumps(geometry), encoding="utf-8")
+        small = tiny(Path(folder))
         template = None
         if kind.template is not None:
-            template = str(directory / "template.jinja")
+            template = str(Path(folder) / "template.jinja")
             Path(template).write_text(kind.template, encoding="utf-8")
-        model = Scripted(
-            EngineConfig(
-                model=folder,
-                tokenizer=str(demo),
-                load_format="dummy",
-                dtype="float32",
-                device="cpu",
-                num_pages=PAGES,
-                chat_template=template,
-            )
+        config = EngineConfig(
+            model=str(small.config),
+            tokenizer=str(small.tokenizer),
+            load_format="dummy",
+            dtype="float32",
+            device="cpu",
+            num_pages=PAGES,
+            max_model_len=CONTEXT,
+            chat_template=template,
         )
+        model = Scripted(config, computes=computes)
         settings = Settings(
             tool_call_parser="hermes" if kind.tools else "none",
             reasoning_parser="think" if kind.reasons else "none",
@@ -279,6 +311,13 @@ def _options() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--data", type=Path, required=True, help="the folder with agents/")
     parser.add_argument("--dialogues", type=int, default=100, help="how many of the dialogues")
+    parser.add_argument(
+        "--model",
+        choices=("none", "tiny"),
+        default="none",
+        help="none: nothing is computed; tiny: a small model computes with random weights",
+    )
+    parser.add_argument("--checkpoint", type=Path, help="a file to go on from after an interrupt")
     parser.add_argument("--out", type=Path, help="a folder for agents.json and agents.png")
     return parser.parse_args()
 

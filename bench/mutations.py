@@ -136,6 +136,14 @@ def _text(kind: str, guess: str, earlier: str, later: str, chance: random.Random
     )
 
 
+def _tools(
+    kind: str, guess: str, body: Body, earlier: list[Body], later: list[Body], place: str
+) -> Mutation:
+    """The tools are others, from ``place`` on."""
+    bodies = ({**body, "tools": sent} for sent in (earlier, later))
+    return Mutation(kind, *bodies, "diverged", guess, f"/tools/{place}")
+
+
 def _around(chance: random.Random, *middles: str) -> list[str]:
     """Texts that differ in their middles."""
     before, behind = sentence(chance, chance.randrange(1, 40)), paragraph(chance)
@@ -206,14 +214,7 @@ def tool_order(kind: str, chance: random.Random) -> Mutation:
     while turned == sent:
         chance.shuffle(turned)
     place = next(place for place in range(4) if turned[place] != sent[place])
-    return Mutation(
-        kind,
-        body | {"tools": sent},
-        body | {"tools": turned},
-        "diverged",
-        "tool_order",
-        f"/tools/{place}",
-    )
+    return _tools(kind, "tool_order", body, sent, turned, f"{place}")
 
 
 def key_order(kind: str, chance: random.Random) -> Mutation:
@@ -227,14 +228,8 @@ def key_order(kind: str, chance: random.Random) -> Mutation:
     place = chance.randrange(4)
     parameters = other[place]["function"]["parameters"]
     parameters["properties"] = dict(reversed(parameters["properties"].items()))
-    return Mutation(
-        kind,
-        body | {"tools": sent},
-        body | {"tools": other},
-        "diverged",
-        "key_order",
-        f"/tools/{place}/function/parameters/properties",
-    )
+    where = f"{place}/function/parameters/properties"
+    return _tools(kind, "key_order", body, sent, other, where)
 
 
 def template(kind: str, chance: random.Random) -> Mutation:

@@ -30,6 +30,7 @@ from bench.machine import machine
 from bench.passages import FACTS, Fact, Retriever, chunks, questions
 from bench.report import verdicts
 from bench.servers import Server, ServerError
+from bench.tiny import tiny
 from radixserve.config import EngineConfig
 from radixserve.engine.model_files import prepare
 from radixserve.errors import RadixServeError
@@ -51,42 +52,26 @@ GAIN = 1.5
 ANSWER = 48
 """Tokens of an answer at most."""
 ORDERS: tuple[Order, ...] = ("rank", "cached")
-GEOMETRY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 49_152,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
 
 
 class Setting:
     """The documents, and servers for them."""
 
     def __init__(self, folder: Path, threads: int):
-        files = prepare(EngineConfig())
-        tokenizer = Tokenizer.load(files.tokenizer)
+        tokenizer = Tokenizer.load(prepare(EngineConfig()).tokenizer)
         self.documents = chunks(lambda text: count(tokenizer.encode(text)), CHUNK)
         self.tokens = sum(count(tokenizer.encode(each.text)) for each in self.documents)
         self.retriever = Retriever(self.documents)
         self._folder = folder
-        self._tokenizer = files.tokenizer
         self._options = ["--threads", str(threads), "--page-size", str(PAGE)]
 
     def small(self, name: str) -> Server:
         """A small random model, whose cache holds ``CACHE`` of the documents."""
-        config = self._folder / "config.json"
-        config.write_text(json.dumps(GEOMETRY))
+        model = tiny(self._folder)
         pages = 1 + round(CACHE * self.tokens / PAGE)
         options = ["--load-format", "dummy", "--dtype", "float32", "--num-pages", str(pages)]
-        options += ["--tokenizer", str(self._tokenizer), *self._options]
-        return Server(name, str(config), options, self._folder)
+        options += ["--tokenizer", str(model.tokenizer), *self._options]
+        return Server(name, str(model.config), options, self._folder)
 
     def demo(self, name: str) -> Server:
         return Server(name, None, self._options, self._folder)

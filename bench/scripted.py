@@ -6,9 +6,12 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from radixserve.config import EngineConfig
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.engine.core import Launched, Runner
 from radixserve.engine.grammars import Grammars
+from radixserve.engine.model_files import prepare
+from radixserve.model.info import ModelInfo
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import unpack
@@ -39,8 +42,42 @@ class Script:
         return Sampled(self._said[request][index])
 
 
+class Blank:
+    """A runner that computes nothing, for what does not depend on any weights."""
+
+    launch = None
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer):
+        assert config.num_pages is not None
+        assert config.max_model_len is not None
+        self.info = ModelInfo(
+            vocab_size=tokenizer.vocab_size,
+            max_model_len=config.max_model_len,
+            eos_token_ids=frozenset(tokenizer.eos_token_ids),
+            num_pages=config.num_pages,
+            dtype="none",
+            backend="none",
+            kv_bytes_per_token=0,
+            sampling_defaults={},
+        )
+
+    def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
+        return [(Sampled(0),) if row.sampling else () for row in plan.rows]
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
 class Scripted(AsyncLLM):
-    """An engine whose answers are told to it beforehand."""
+    """An engine whose answers are told to it beforehand.
+
+    Args:
+        computes: Whether the model is loaded, and computes all the same.
+    """
+
+    def __init__(self, config: EngineConfig, *, computes: bool = True):
+        super().__init__(config)
+        self._computes = computes
 
     def say(self, answer: Sequence[int]) -> None:
         """The next request is answered with these tokens, and ends there."""
@@ -49,7 +86,13 @@ class Scripted(AsyncLLM):
         self._script.next.append([*answer, end])
 
     def _load(self) -> tuple[Runner, Tokenizer, Grammars, str]:
-        runner, tokenizer, grammars, name = super()._load()
+        if self._computes:
+            runner, tokenizer, grammars, name = super()._load()
+        else:
+            files = prepare(self.config)
+            tokenizer = Tokenizer.load(files.tokenizer, chat_template=self.config.chat_template)
+            runner, grammars = Blank(self.config, tokenizer), Grammars(tokenizer.table())
+            name = files.name
         self._script = Script(runner)
         return self._script, tokenizer, grammars, name
 

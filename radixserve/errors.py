@@ -38,6 +38,8 @@ class ContextLengthError(InvalidRequestError):
         )
         self.prompt_tokens = prompt_tokens
         self.limit = limit
+        self.at_least = at_least
+        """Whether it was refused before it was tokenized."""
 
 
 class OverloadedError(RadixServeError):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.server.answer import Envelope, clipped, respond, token_ids
-from radixserve.server.conversation import Conversation, prepared_chat
+from radixserve.server.conversation import Conversation, naming_longest, prepared
 from radixserve.server.fields import CHAT_REFUSED, triage, unknown_options
 from radixserve.server.limits import read_json
 from radixserve.server.parsed import joined_message
@@ -45,7 +45,8 @@ async def chat_completions(request: Request) -> Response:
         chunk_kind="chat.completion.chunk",
     )
     tenant = request.state.visit.tenant.name
-    conversation = await prepared_chat(service, fields, request.headers, envelope.id, tenant)
+    async with naming_longest(service, fields):
+        conversation = await prepared(service, fields, request.headers, envelope.id, tenant)
     answer = ChatAnswer(fields, conversation, request.state.tally)
     ignored += conversation.ignored
     if fields.return_token_ids:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 from starlette.datastructures import Headers
 
@@ -20,13 +23,15 @@ from radixserve.server.keeping import Marked, check_leaves, read_marks
 from radixserve.server.kept import kept_to
 from radixserve.server.parameters import bad_words, check_model, sampling_params, text_request
 from radixserve.server.parsed import Heard, ParsedAnswer, call_id
-from radixserve.server.recall import owner_of, remembering
+from radixserve.server.recall import calls_of, owner_of, remembering
 from radixserve.server.rendering import rendered
 from radixserve.server.scored import prompt_logprobs
 from radixserve.server.service import Service
 from radixserve.server.structured import Form, check_form, form_of
 from radixserve.server.text_memory import Encoded, Owner
 from radixserve.server.wire import ChatRequest, invalid
+from radixserve.text.tokenizer import Tokenizer
+from radixserve.tokens import count
 
 PART_FIELDS = frozenset({"type", "text"})
 LONGEST = 3
@@ -133,23 +138,51 @@ def _draft(service: Service, fields: ChatRequest, headers: Headers, id: str) -> 
     return replace(draft, beams=beams_of(fields, sampling, card, most=service.frontend.most))
 
 
-async def prepared_chat(
-    service: Service, fields: ChatRequest, headers: Headers, id: str, tenant: str
-) -> Conversation:
-    """The same of messages that the client itself has sent: of a prompt that is too long it is told
-    which of them are the longest."""
+@asynccontextmanager
+async def naming_longest(
+    service: Service, fields: ChatRequest, called: Callable[[int], str] = "messages.{}".format
+) -> AsyncGenerator[None]:
+    """Within, the error over a prompt that is too long says which messages of ``fields`` are the
+    longest.
+
+    Args:
+        called: What the client calls a message, by its place in ``fields``.
+    """
     try:
-        return await prepared(service, fields, headers, id, tenant)
+        yield
     except ContextLengthError as error:
-        error.message += _longest(fields.messages)
+        tokenizer = None if error.at_least else service.frontend.tokenizer
+        named = partial(_longest, fields.messages, called, tokenizer)
+        error.message += await service.text_work(named)
         raise
 
 
-def _longest(messages: list[dict[str, Any]]) -> str:
-    lengths = {place: len(text_of(each.get("content"))) for place, each in enumerate(messages)}
-    longest = sorted(lengths, key=lambda place: -lengths[place])[:LONGEST]
-    parts = (f"messages.{place} ({lengths[place]} characters)" for place in longest)
+def _longest(
+    messages: list[dict[str, Any]], called: Callable[[int], str], tokenizer: Tokenizer | None
+) -> str:
+    """The longest messages, each with its role and its tokens; in characters without ``tokenizer``,
+    where even to count the tokens would take too long."""
+    texts = [_text(message) for message in messages]
+    longest = sorted(range(len(texts)), key=lambda place: -len(texts[place]))[:LONGEST]
+
+    def size(text: str) -> str:
+        if tokenizer is None:
+            return f"{len(text)} characters"
+        return f"{count(tokenizer.encode(text, add_special_tokens=False))} tokens"
+
+    parts = (
+        f"{called(place)} ({str(messages[place].get('role'))[:20]}, {size(texts[place])})"
+        for place in longest
+    )
     return f" The longest messages are {', '.join(parts)}."
+
+
+def _text(message: dict[str, Any]) -> str:
+    """What a message says, with the arguments of its calls."""
+    said = [text_of(message.get("content"))]
+    for _, given in calls_of(message) or []:
+        said.append(given if isinstance(given, str) else msgspec.json.encode(given).decode())
+    return "".join(said)
 
 
 def _encode(

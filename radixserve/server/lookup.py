@@ -90,7 +90,8 @@ async def _read(request: Request, body: bytes, raws: Raws) -> tuple[TextRequest,
         return await _message(request, body, raws, id, tenant)
     chat, _ = await decode(body, ChatRequest, service.large_bodies)
     ignored = triage(raws, ChatRequest, CHAT_REFUSED)
-    ready = await conversation.prepared_chat(service, chat, request.headers, id, tenant)
+    async with conversation.naming_longest(service, chat):
+        ready = await conversation.prepared(service, chat, request.headers, id, tenant)
     return ready.request, [*ignored, *ready.ignored]
 
 
@@ -103,5 +104,6 @@ async def _message(
     check_model(fields.model, service.frontend.card)
     wanted = await service.text_work(partial(asked, fields, raws, service.dialect))
     with own_names():
-        ready = await conversation.prepared(service, wanted.chat, request.headers, id, tenant)
+        async with conversation.naming_longest(service, wanted.chat, wanted.paths.__getitem__):
+            ready = await conversation.prepared(service, wanted.chat, request.headers, id, tenant)
     return ready.request, [*ignored, *wanted.ignored, *wanted.renamed(ready.ignored)]

@@ -1,16 +1,18 @@
-"""Earlier answers as the model wrote them, with the reasoning that chat templates strip.
+"""Earlier answers as the model wrote them, where chat templates would write them anew.
 
-Templates of reasoning models leave the reasoning of earlier turns out, and write calls of tools in
-their own way. So the next prompt parts from what is cached where the last answer began. Whoever
-wants it otherwise (``keep_reasoning``) gets the answers of this server back as they were generated,
-wherever the conversation up to them is the very prompt that they answered.
+Templates write calls of tools in their own spelling, and those of reasoning models leave the
+reasoning of earlier turns out. So the next prompt parts from what is cached within the last answer.
+Wherever the conversation up to an answer of this server is the very prompt that it answered, the
+next prompt has it as it was generated: if that is only another spelling of what the template has,
+always, and with its reasoning for whoever wants that (``keep_reasoning``).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import xxhash
@@ -28,7 +30,7 @@ Render = Callable[[Messages], str]
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 ATTEMPTS = 2
-"""Renderings in which answers are looked for, before the template has its way."""
+"""Renderings in which places for answers are looked for, before the template has its way."""
 
 
 def identity_of(content: str | None, calls: Iterable[tuple[str, object]]) -> bytes | None:
@@ -39,6 +41,20 @@ def identity_of(content: str | None, calls: Iterable[tuple[str, object]]) -> byt
         return xxhash.xxh3_128_digest(utf8(json.dumps(said, sort_keys=True)))
     except RecursionError:
         return None
+
+
+def calls_of(message: Mapping[str, Any]) -> list[tuple[str, object]] | None:
+    """Name and arguments of each call; None where the message has something else there."""
+    calls: list[tuple[str, object]] = []
+    sent = message.get("tool_calls")
+    if not isinstance(sent, list | None):
+        return None
+    for call in sent or []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return None
+        calls.append((function["name"], function.get("arguments")))
+    return calls
 
 
 def owner_of(tenant: str, request: TextRequest) -> Owner | None:
@@ -80,7 +96,7 @@ def own_calls(memory: TextMemory, owner: Owner | None) -> Own:
     a client may send their arguments in another order, or with other white space."""
 
     def found(message: dict[str, Any]) -> dict[str, Any] | None:
-        calls, content = _calls(message), _content(message)
+        calls, content = calls_of(message), _content(message)
         if owner is None or message.get("role") != "assistant" or not calls or content is None:
             return None
         identity = identity_of(content, calls)
@@ -107,54 +123,59 @@ class Recalled(NamedTuple):
     """Characters up to the end of each answer that is as it was generated, by its message."""
 
 
-NOTHING = Recalled("", {})
-
-
 def recalled(
-    messages: Messages, render: Render, memory: TextMemory, owner: Owner | None
+    messages: Messages,
+    render: Render,
+    memory: TextMemory,
+    owner: Owner | None,
+    *,
+    keeps_reasoning: bool,
 ) -> Recalled:
     """The prompt of ``messages``, with answers in it as they were generated for ``owner``; None is
     nobody.
 
-    Each is put where the template has the text of an assistant's message, if all before it is, to
-    the letter, the prompt that it answered. From the first one on that is not there, the
-    template's own rendering stands. O(prompt) for each of at most three renderings.
+    Each is put where the template has an assistant's message that says the same, if all before it
+    is, to the letter, the prompt that it answered: always where the template only spells it
+    otherwise, and with ``keeps_reasoning`` also where it leaves something out. O(prompt) for each
+    of at most three renderings, and for one where no template spells an answer otherwise.
 
     Raises:
         InvalidRequestError: ``render`` refuses the messages.
     """
-    answers = {} if owner is None else _answers(messages, memory, owner)
+    plain = render(messages)
+    answers = {} if owner is None else _answers(messages, memory, owner, keeps_reasoning)
     for _ in range(ATTEMPTS):
         if not answers:
             break
-        marks = {index: f"radixserve-{secrets.token_hex(12)}-{index}" for index in answers}
+        nonce = f"radixserve-{secrets.token_hex(12)}"
+        marked = [
+            {"role": message["role"], "content": f"{nonce}-{index}-"}
+            if index in answers
+            else message
+            for index, message in enumerate(messages)
+        ]
         try:
-            shown = render(
-                [
-                    {"role": message["role"], "content": marks[index]}
-                    if index in marks
-                    else message
-                    for index, message in enumerate(messages)
-                ]
-            )
+            parts = re.split(f"{nonce}-([0-9]+)-", render(marked))
         except InvalidRequestError:
             break
-        found, failed = _filled(shown, marks, answers, memory)
-        if failed is None:
-            return found
-        answers = {index: found for index, found in answers.items() if index < failed}
-    return Recalled(render(messages), {})
+        shown = [int(index) for index in parts[1::2]]
+        if shown == [*answers]:
+            return _filled(plain, parts[::2], answers, memory, keeps_reasoning)
+        # Some templates leave messages out, or show one twice.
+        answers = {index: each for index, each in answers.items() if shown.count(index) == 1}
+    return Recalled(plain, {})
 
 
 def _answers(
-    messages: Messages, memory: TextMemory, owner: Owner
+    messages: Messages, memory: TextMemory, owner: Owner, keeps_reasoning: bool
 ) -> dict[int, tuple[Remembered, ...]]:
-    """What each message may be that the assistant has ended, by its index."""
+    """What each message may be that the assistant has ended, by its index, as far as a template
+    could write it otherwise."""
     found = {}
     for index, message in enumerate(messages[:-1]):
         if message.get("role") != "assistant":
             continue
-        calls, content = _calls(message), _content(message)
+        calls, content = calls_of(message), _content(message)
         if calls is None or content is None:
             continue
         identity = identity_of(content, calls)
@@ -162,7 +183,8 @@ def _answers(
         answers = [
             each
             for each in (memory.answers(owner, identity) if identity is not None else ())
-            if told is None or told == each.reasoning
+            if (told is None or told == each.reasoning)
+            and (keeps_reasoning or not each.is_just(content, memory.tokenizer))
         ]
         if answers:
             found[index] = tuple(answers)
@@ -170,35 +192,65 @@ def _answers(
 
 
 def _filled(
-    shown: str,
-    marks: Mapping[int, str],
+    plain: str,
+    parts: Sequence[str],
     answers: Mapping[int, tuple[Remembered, ...]],
     memory: TextMemory,
-) -> tuple[Recalled, int | None]:
-    """``shown`` with answers in place of ``marks``; and the first one for which there is none."""
+    keeps_reasoning: bool,
+) -> Recalled:
+    """``plain`` with answers in the gaps between ``parts``, as far as they were given there."""
+    gaps = gaps_in(plain, parts)
+    if gaps is None:
+        return Recalled(plain, {})
     ends: dict[int, int] = {}
-    pieces: list[str] = []
-    length = 0
-    hasher = xxhash.xxh3_128()
-    rest = shown
-    for index, mark in marks.items():
-        before, found, rest = rest.partition(mark)
-        if not found or mark in rest:
-            return NOTHING, index
-        hasher.update(utf8(before))
-        length += len(before)
-        said = None
-        for answer in answers[index]:
-            said = _said(answer, length, hasher, rest, memory)
-            if said is not None:
+    pieces = [parts[0]]
+    hasher = xxhash.xxh3_128(utf8(parts[0]))
+    length = len(parts[0])
+    for (index, options), own, behind in zip(answers.items(), gaps, parts[1:], strict=True):
+        piece = own
+        for answer in options:
+            said = _said(answer, length, hasher, behind, memory)
+            if said is not None and (keeps_reasoning or _same(said, own)):
+                piece = said
+                ends[index] = length + len(said)
                 break
-        if said is None:
-            return NOTHING, index
-        pieces += before, said
-        hasher.update(utf8(said))
-        length += len(said)
-        ends[index] = length
-    return Recalled("".join(pieces) + rest, ends), None
+        pieces += piece, behind
+        hasher.update(utf8(piece + behind))
+        length += len(piece) + len(behind)
+    return Recalled("".join(pieces), ends)
+
+
+def gaps_in(text: str, parts: Sequence[str]) -> list[str] | None:
+    """What stands between ``parts`` in ``text``, which begins with the first and ends with the last
+    of them. None where it does not have them, since what a template writes of one message may hang
+    on another, or has them in more ways than one. O(len(text))."""
+    first, *middle, last = parts
+    begin, end = len(first), len(text) - len(last)
+    if begin > end or not (text.startswith(first) and text.endswith(last)) or "" in middle:
+        return None
+    places, at = [], begin
+    for part in middle:
+        at = text.find(part, at, end)
+        if at < 0:
+            return None
+        places.append(at)
+        at += len(part)
+    at = end
+    for part, place in zip(reversed(middle), reversed(places), strict=True):
+        if text.rfind(part, begin, at) != place:
+            return None
+        at = place
+    behind = (place + len(part) for place, part in zip(places, middle, strict=True))
+    bounds = zip([begin, *behind], [*places, end], strict=True)
+    return [text[start:stop] for start, stop in bounds]
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two texts have the same characters, white space aside, in whatever order. Where they
+    stand for the same text and calls, JSON may be spelt otherwise, but nothing, such as reasoning,
+    is in one of them alone."""
+    one, other = ("".join(each.split()) for each in (one, other))
+    return one == other or sorted(one) == sorted(other)
 
 
 def _said(
@@ -230,17 +282,6 @@ def _content(message: Mapping[str, Any]) -> str | None:
     texts = [part.get("text") if isinstance(part, dict) else part for part in content]
     said = [text for text in texts if isinstance(text, str)]
     return "".join(said) if len(said) == len(texts) else None
-
-
-def _calls(message: Mapping[str, Any]) -> list[tuple[str, object]] | None:
-    """Name and arguments of each call; None where the message has something else there."""
-    calls = []
-    for call in message.get("tool_calls") or []:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            return None
-        calls.append((function["name"], function.get("arguments")))
-    return calls
 
 
 def _plain(arguments: object) -> object:

@@ -68,8 +68,8 @@ def rendered(
     template_kwargs: dict[str, Any],
     owner: Owner | None,
 ) -> Rendered:
-    """The prompt as the model's template has it; where ``keep_reasoning`` is wanted, with earlier
-    answers as they were generated for ``owner``.
+    """The prompt as the model's template has it, with earlier answers as they were generated for
+    ``owner``; with their reasoning where ``keep_reasoning`` is wanted.
 
     Raises:
         InvalidRequestError: the template refuses the messages.
@@ -84,10 +84,11 @@ def rendered(
         continue_final_message=continued,
         template_kwargs=template_kwargs,
     )
-    keeper = owner if _keeps(service, fields) else None
+    keeps = _keeps(service, fields)
 
     def write(messages: Dicts, tools: Dicts) -> Recalled:
-        return recalled(messages, partial(render, tools=tools), service.memory, keeper)
+        written = partial(render, tools=tools)
+        return recalled(messages, written, service.memory, owner, keeps_reasoning=keeps)
 
     own = own_calls(service.memory, owner)
     messages, tools, canonical = service.canonical.applied(fields.messages, reading.tools, own)
@@ -100,11 +101,11 @@ def chat_encoder(
 ) -> Callable[..., bytes]:
     """``Tokenizer.encode_chat`` as requests like ``fields`` have it; it raises ContextLengthError
     before it tokenizes what must be too long."""
-    keeper = owner if _keeps(service, fields) else None
+    keeps = _keeps(service, fields)
 
     def encode_chat(messages: Dicts, **settings: Any) -> bytes:
         render = partial(service.frontend.tokenizer.render_chat, **settings)
-        text = recalled(messages, render, service.memory, keeper).text
+        text = recalled(messages, render, service.memory, owner, keeps_reasoning=keeps).text
         fewest = service.frontend.tokenizer.fewest_tokens(text)
         service.check_length(fewest, "messages", at_least=True)
         return service.memory.encode(text, owner, param="messages").tokens

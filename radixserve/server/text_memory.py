@@ -77,6 +77,8 @@ class Remembered:
     """As it was told; None if it was not."""
     arguments: tuple[str, ...] = ()
     """Of its calls, as they were told."""
+    _said: str | None = None
+    _spelt: bool = False
     _spliced: tuple[str, bytes] | None = None
     _looked: bool = False
 
@@ -88,8 +90,17 @@ class Remembered:
         return OVERHEAD + texts + len(place.tokens) + 3 * len(self.generated)
 
     def said(self, tokenizer: Tokenizer) -> str | None:
-        """The text that the tokens stand for; None where nobody can say. O(tokens)."""
-        return tokenizer.spelling(unpack(self.generated))
+        """The text that the tokens stand for; None where nobody can say. O(tokens) once."""
+        if not self._spelt:
+            self._said = tokenizer.spelling(unpack(self.generated))
+            self._spelt = True
+        return self._said
+
+    def is_just(self, content: str, tokenizer: Tokenizer) -> bool:
+        """Whether the tokens stand for ``content``, which is what the client was told of them, and
+        for nothing more, not even white space around it; or nobody can say. O(tokens)."""
+        said = self.said(tokenizer)
+        return said is None or said == content == content.strip()
 
     def spliced(self, tokenizer: Tokenizer) -> tuple[str, bytes] | None:
         """The text from the prompt's last seam to the answer's end and its very tokens; None where

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from radixserve.server.service import Settings
+from radixserve.tokens import pack
 from tests.server.conversing import (
     CALL,
     HANG,
@@ -206,6 +207,99 @@ def test_calls_stay_as_the_model_wrote_them_with_their_reasoning(tmp_path):
             assert extends(body, last)
             messages.append(user("And?"))
             assert extends(await turn(server, messages, **fields), body)
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+@pytest.mark.parametrize("sent", ["as told", "spaced", "as an object", "in another order"])
+@pytest.mark.parametrize("said", ["", " Let me see.\n"])
+def test_calls_stay_as_the_model_wrote_them_where_the_template_only_spells_them_otherwise(
+    tmp_path, sent: str, said: str
+):
+    async def scenario() -> None:
+        settings = Settings(tool_call_parser="hermes")
+        template = STRIPPING.replace("OPENING", "")
+        answers = [said + CALL, "hello the", "x"]
+        async with saying(tmp_path, answers, template=template, server=settings) as server:
+            messages = [user("Who?")]
+            last = await turn(server, messages, tools=[TOOL])
+            function = messages[-1]["tool_calls"][0]["function"]
+            arguments = json.loads(function["arguments"])
+            match sent:
+                case "spaced":
+                    function["arguments"] = json.dumps(arguments, indent=1)
+                case "as an object":
+                    function["arguments"] = arguments
+                case "in another order":
+                    function["arguments"] = dict(reversed(arguments.items()))
+            id = messages[-1]["tool_calls"][0]["id"]
+            messages.append({"role": "tool", "tool_call_id": id, "content": "Nobody."})
+            body = await turn(server, messages, tools=[TOOL])
+            assert extends(body, last)
+            messages.append(user("And?"))
+            assert extends(await turn(server, messages, tools=[TOOL]), body)
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+@pytest.mark.parametrize("thought", ["<think>\nLook.\n</think>\n\n", "<think></think>"])
+@pytest.mark.parametrize("parser", ["think", "none"])
+def test_calls_whose_reasoning_is_stripped_are_the_templates(tmp_path, thought: str, parser: str):
+    async def scenario() -> None:
+        settings = Settings(reasoning_parser=parser, tool_call_parser="hermes")
+        template = STRIPPING.replace("OPENING", "")
+        answers = [thought + CALL, f"hello {CALL}", "x"]
+        async with saying(tmp_path, answers, template=template, server=settings) as server:
+            messages = [user("Who?")]
+            fields = {"tools": [TOOL]}
+            last = await turn(server, messages, **fields)
+            messages.append(user("And?"))
+            shown = server.engine.tokenizer.encode_chat(messages, **fields)
+            body = await turn(server, messages, **fields)
+            assert pack(body["prompt_token_ids"]) == shown
+            assert not extends(body, last)
+            # It answered that very prompt, and strips nothing.
+            messages.append(user("So?"))
+            assert extends(await turn(server, messages, **fields), body)
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+def test_what_a_template_writes_of_one_message_may_hang_on_the_call_before_it(tmp_path):
+    label = "{% set calls = messages[loop.index0 - 1].tool_calls or [] %}{{ calls | length }}"
+    template = STRIPPING.replace("OPENING", "").replace(
+        "{% else %}{{ message.content }}",
+        "{% else %}" + label + "{{ message.content }}",
+    )
+
+    async def scenario() -> None:
+        settings = Settings(tool_call_parser="hermes")
+        answers = [CALL, "hello the", "x"]
+        async with saying(tmp_path, answers, template=template, server=settings) as server:
+            messages = [user("Who?")]
+            await turn(server, messages, tools=[TOOL])
+            id = messages[-1]["tool_calls"][0]["id"]
+            messages.append({"role": "tool", "tool_call_id": id, "content": "Nobody."})
+            for keep in (False, True):
+                shown = server.engine.tokenizer.encode_chat(messages, tools=[TOOL])
+                body = await turn(server, list(messages), tools=[TOOL], keep_reasoning=keep)
+                assert pack(body["prompt_token_ids"]) == shown
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
+def test_behind_an_answer_that_was_changed_later_ones_are_found_again(tmp_path):
+    async def scenario() -> None:
+        template = STRIPPING.replace("OPENING", "")
+        settings = Settings(reasoning_parser="think", keep_reasoning=True)
+        async with saying(tmp_path, THOUGHTS, template=template, server=settings) as server:
+            messages = [user("Who?")]
+            await turn(server, messages)
+            messages[-1]["content"] = "Somebody."
+            messages.append(user("And?"))
+            last = await turn(server, messages)
+            messages.append(user("So?"))
+            assert extends(await turn(server, messages), last)
 
     asyncio.run(asyncio.wait_for(scenario(), HANG))
 

@@ -58,6 +58,8 @@ class Chat:
 
     def __init__(self, system: str | list[dict[str, Any]] | None, messages: list[InputMessage]):
         self.messages: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        """Where each of them was sent, or begins."""
         self.continued = False
         """Whether the last message is the beginning of the answer."""
         self.ignored: set[str] = set()
@@ -65,13 +67,13 @@ class Chat:
         self._names: dict[str, str] = {}
         """Of tools, by the ids of their calls."""
         if parts := [part for part in self._system(system) if part["text"]]:
-            self.messages.append(_message("system", parts))
-        for role, turn in _turns(messages):
+            self._add("system", _message("system", parts))
+        for path, role, turn in _turns(messages):
             self.continued = role == "assistant"
             if role == "assistant":
-                self._add_answer(turn)
+                self._add_answer(path, turn)
             else:
-                self._add_question(role, turn)
+                self._add_question(path, role, turn)
         if self.continued:
             self._check_beginning(len(messages) - 1)
 
@@ -81,7 +83,11 @@ class Chat:
             header = BILLING.match(part["text"])
             yield {**part, "text": part["text"][header.end() :]} if header else part
 
-    def _add_question(self, role: str, turn: list[Sent]) -> None:
+    def _add(self, path: str, message: dict[str, Any]) -> None:
+        self.paths.append(path)
+        self.messages.append(message)
+
+    def _add_question(self, start: str, role: str, turn: list[Sent]) -> None:
         """A turn of the user, in which each result of a tool is a message of its own."""
         parts: list[dict[str, Any]] = []
         told = False
@@ -91,11 +97,11 @@ class Chat:
                 parts.append(self._part(block))
             elif isinstance(block, ToolResultInput):
                 if parts:
-                    self.messages.append(_message(role, parts))
+                    self._add(start, _message(role, parts))
                 parts, told = [], True
-                self.messages.append(self._result(path, block))
+                self._add(path, self._result(path, block))
         if parts or not told:
-            self.messages.append(_message(role, parts or [EMPTY]))
+            self._add(start, _message(role, parts or [EMPTY]))
 
     def _result(self, path: str, block: ToolResultInput) -> dict[str, Any]:
         located = _located(f"{path}.content", block.content or [])
@@ -109,7 +115,7 @@ class Chat:
             message["name"] = name
         return marked(message, block.cache_control, self.ignored)
 
-    def _add_answer(self, turn: list[Sent]) -> None:
+    def _add_answer(self, start: str, turn: list[Sent]) -> None:
         """A turn of the assistant, of which the model wrote the texts without a gap."""
         texts: list[str] = []
         thoughts: list[str] = []
@@ -135,7 +141,7 @@ class Chat:
         if calls:
             message["tool_calls"] = calls
         # Within a turn that the model wrote in one go, a mark stands for the whole of it.
-        self.messages.append(marked(message, control, self.ignored))
+        self._add(start, marked(message, control, self.ignored))
 
     def _check_beginning(self, index: int) -> None:
         """Only text can be continued; without any the answer begins anew."""
@@ -187,16 +193,16 @@ def unknown(sent: Mapping[str, Any], type_: type[msgspec.Struct], where: str) ->
             yield f"{where}.{name}"
 
 
-def _turns(messages: list[InputMessage]) -> Iterator[tuple[str, list[Sent]]]:
-    """The blocks of all neighbours of one role."""
-    turn: list[Sent] = []
-    for index, message in enumerate(messages):
-        if index and message.role != messages[index - 1].role:
-            yield messages[index - 1].role, turn
-            turn = []
-        turn += _located(f"messages.{index}.content", message.content)
-    if messages:
-        yield messages[-1].role, turn
+def _turns(messages: list[InputMessage]) -> Iterator[tuple[str, str, list[Sent]]]:
+    """The blocks of all neighbours of one role, behind the path of the first and the role."""
+    begin = 0
+    while begin < len(messages):
+        role, turn, index = messages[begin].role, [], begin
+        while index < len(messages) and messages[index].role == role:
+            turn += _located(f"messages.{index}.content", messages[index].content)
+            index += 1
+        yield f"messages.{begin}", role, turn
+        begin = index
 
 
 def _located(path: str, content: str | list[dict[str, Any]]) -> list[Sent]:

@@ -68,6 +68,8 @@ class Asked(msgspec.Struct, frozen=True):
     ignored: list[str]
     effort: str
     """The field that the effort at reasoning comes from."""
+    paths: list[str]
+    """What the client calls each message of ``chat``."""
 
     def renamed(self, ignored: list[str]) -> list[str]:
         """Fields of ``chat`` without effect, as the request calls them."""
@@ -98,7 +100,7 @@ def asked(fields: CountTokensRequest, raws: Raws, dialect: Dialect) -> Asked:
         for name in SAME:
             setattr(request, name, getattr(fields, name))
         request.stop = fields.stop_sequences
-    return Asked(request, ignored, effort)
+    return Asked(request, ignored, effort, chat.paths)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.server.answer import headers_of
-from radixserve.server.conversation import check_messages, prepared
+from radixserve.server.conversation import check_messages, naming_longest, prepared
 from radixserve.server.errors import ApiError
 from radixserve.server.fields import canonical_header, ignored_header, triage
 from radixserve.server.keeping import keep_header, taken_out
@@ -47,7 +47,8 @@ async def create_message(request: Request) -> Response:
     identity = f"msg_{uuid.uuid4().hex}"
     tenant = request.state.visit.tenant.name
     with own_names():
-        conversation = await prepared(service, wanted.chat, request.headers, identity, tenant)
+        async with naming_longest(service, wanted.chat, wanted.paths.__getitem__):
+            conversation = await prepared(service, wanted.chat, request.headers, identity, tenant)
     ignored = [*wanted.ignored, *wanted.renamed(conversation.ignored)]
     headers = headers_of(service, conversation.request, ignored, conversation.canonical)
     answer = MessageAnswer(

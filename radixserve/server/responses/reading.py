@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from radixserve.errors import ContextLengthError, InvalidRequestError
-from radixserve.server.conversation import Conversation, prepared
+from radixserve.server.conversation import Conversation, naming_longest, prepared
 from radixserve.server.errors import ApiError, to_api_error
 from radixserve.server.fields import triage, unknown_options
 from radixserve.server.limits import read_json
@@ -64,6 +64,10 @@ class Text:
     paths: dict[str, str]
     """What the client calls the parts of the chat request."""
 
+    def called(self, place: int) -> str:
+        """What the client calls a message of the chat request."""
+        return client_path(f"messages.{place}", self.paths)
+
 
 async def read(request: Request) -> Ready:
     """The request, rendered and tokenized.
@@ -90,7 +94,8 @@ async def read(request: Request) -> Ready:
     text = await service.text_work(partial(_text, fields, id, past, references))
     reworded = partial(_reworded, text.paths)
     try:
-        conversation = await _prepared(service, fields, text, request.headers, id, tenant)
+        async with naming_longest(service, text.asked.chat, text.called):
+            conversation = await _prepared(service, fields, text, request.headers, id, tenant)
     except (ApiError, InvalidRequestError) as error:
         raise reworded(error) from error
     ignored += [*text.ignored, *(client_path(name, text.paths) for name in conversation.ignored)]

@@ -497,6 +497,23 @@ def test_more_than_the_model_takes_can_be_counted(client: TestClient, frontend: 
     assert "prompt is too long" in too_long.json()["error"]["message"]
 
 
+def test_what_is_too_long_is_named_as_it_was_sent(client: TestClient):
+    use = {"type": "tool_use", "id": "t", "name": "look", "input": {"at": "x" * 60}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "y" * 150}
+    messages = [
+        *USER,
+        {"role": "user", "content": "More."},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "text", "text": "Here."}, result]},
+    ]
+    response = message(client, system="z" * 90, messages=messages)
+    assert refused(response) == ("messages", "context_length_exceeded")
+    assert (
+        "The longest messages are messages.3.content.1 (tool, 150 characters), "
+        "system (system, 90 characters), messages.2 (assistant, 69 characters)."
+    ) in response.json()["error"]["message"]
+
+
 def test_counting_needs_no_free_place(frontend: FakeFrontend):
     frontend.waiting = 3
     with TestClient(create_app(frontend, settings=Settings(max_queue=3))) as client:

@@ -316,6 +316,17 @@ def test_what_is_not_built_is_not_there(client: TestClient):
 def test_an_unknown_model_and_a_prompt_that_is_too_long(client: TestClient):
     assert ask(client, model="x").status_code == 404
     assert refused(ask(client, "x" * 500)) == ("input", "context_length_exceeded")
+    items = [
+        {"role": "user", "content": "Look."},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": 1}'},
+        {"type": "function_call_output", "call_id": "c", "output": "x" * 500},
+    ]
+    response = ask(client, items, instructions="Be brief.")
+    assert refused(response) == ("input", "context_length_exceeded")
+    assert (
+        "The longest messages are input.2 (tool, 500 characters), instructions (system, 9 "
+        "characters), input.1 (assistant, 9 characters)."
+    ) in response.json()["error"]["message"]
     many = [{"role": "user", "content": "x"}] * 300
     assert refused(ask(client, many)) == ("input", "context_length_exceeded")
 

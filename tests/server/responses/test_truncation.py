@@ -67,6 +67,7 @@ def test_only_who_asks_for_it_is_cut_short(client: TestClient, frontend: FakeFro
     assert told.endswith("assistant: assistant 29\nassistant:")
     alone = ask(client, "x" * 500, truncation="auto")
     assert refused(alone) == ("input", "context_length_exceeded")
+    assert "are input (user, 500 characters)." in alone.json()["error"]["message"]
     # More messages than the context has tokens.
     assert ask(client, turns(200), truncation="auto").status_code == 200
 
