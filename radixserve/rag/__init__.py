@@ -10,5 +10,14 @@ print(answer.text, answer.table(), sep="\n")
 from radixserve.rag.answer import DocumentReuse, RagAnswer
 from radixserve.rag.client import Order, Rag
 from radixserve.rag.document import Document
+from radixserve.rag.totals import DocumentTotal, by_document
 
-__all__ = ["Document", "DocumentReuse", "Order", "Rag", "RagAnswer"]
+__all__ = [
+    "Document",
+    "DocumentReuse",
+    "DocumentTotal",
+    "Order",
+    "Rag",
+    "RagAnswer",
+    "by_document",
+]
