@@ -120,6 +120,7 @@ class Allocator:
         if account is None:
             admission = None
         old = pool.ended if admission is None else min(pool.ended, admission.old())
+        victim.kept.total(self.accounts.time)  # what is over is counted as such before it goes
         freed = 0
         while freed < count and (leaf := order.pop(pool.ended, self.clock, old)) is not None:
             most, last_use = count - freed, leaf.last_use

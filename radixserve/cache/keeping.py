@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from radixserve.cache.node import Node, Root, upper
-from radixserve.cache.terms import DONE, Kept, Mark, again, end_of, term
+from radixserve.cache.sessions import End, Sessions
+from radixserve.cache.terms import DONE, Kept, Mark, Reason, again, end_of, term
 from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -32,18 +33,33 @@ def keep_marks(tree: RadixTree, lease: Lease, marks: Iterable[Mark], now: int) -
     O(edges + length of keys that are split), for each mark.
     """
     asked = kept = 0
-    everything = True
+    refused: list[Reason] = []
     for mark in sorted(marks, key=lambda each: (each.tokens is None, each.tokens or 0)):
         tokens = lease.computed if mark.tokens is None else mark.tokens
-        got = 0 if lease.private else _keep(tree, lease, tokens, term(now, mark.seconds), now)
-        asked, kept, everything = asked + 1, max(kept, got), everything and got >= tokens
+        got, short = 0, False
+        if not lease.private:
+            got, short = _keep(tree, lease, tokens, term(now, mark.seconds), now)
+        if got < tokens:
+            refused.append(_why(lease, tokens, short=short))
+        asked, kept = asked + 1, max(kept, got)
     if not asked:
         return None
-    return Kept("granted" if everything else "partial" if kept else "refused", kept)
+    if refused:
+        tree.accounts.keeps.refuse(refused[0])
+    return Kept("granted" if not refused else "partial" if kept else "refused", kept)
 
 
-def _keep(tree: RadixTree, lease: Lease, tokens: int, kept: int, now: int) -> int:
-    """Keep the first ``tokens`` tokens, and return how many of them are."""
+def _why(lease: Lease, tokens: int, *, short: bool) -> Reason:
+    """Why not all of the first ``tokens`` tokens are kept; ``short`` is whether there was no room
+    for them."""
+    if lease.private:
+        return "uncached"
+    return "budget" if short else "unfinished" if tokens > lease.computed else "shared"
+
+
+def _keep(tree: RadixTree, lease: Lease, tokens: int, kept: int, now: int) -> tuple[int, bool]:
+    """Keep the first ``tokens`` tokens, and return how many of them are, and whether the budget
+    had no room for the others."""
     size = tree.page_size
     tokens = min(tokens, lease.computed)
     open_block = tokens > lease.published and lease.sole_open_block
@@ -63,7 +79,7 @@ def _keep(tree: RadixTree, lease: Lease, tokens: int, kept: int, now: int) -> in
         raise_to(tree, at, kept)
     if open_block:
         lease.open_kept = max(lease.open_kept, kept)
-    return tokens if open_block else min(tokens, end)
+    return tokens if open_block else min(tokens, end), short > 0
 
 
 def node_at(tree: RadixTree, node: Node, end: int) -> Node:
@@ -97,17 +113,18 @@ def raise_to(tree: RadixTree, node: Node, kept: int) -> None:
         tree.join(at)
 
 
-def refresh(tree: RadixTree, node: Node, now: int) -> None:
+def refresh(tree: RadixTree, node: Node, now: int) -> bool:
     """The path to ``node``, which is pinned, is used: what of it is kept is so from now on, and
     whoever was awaited, or was not, has come back. What was kept for too long says so
-    until it goes, as what is below it may. O(edges)."""
-    least = 0
+    until it goes, as what is below it may. Returns whether anything is kept. O(edges)."""
+    least, hit = 0, False
     at: Node | None = node
     while at is not None:
         above = upper(at)
         if at.kept < 0:
             _set(at, 0)
         elif end_of(at.kept) > now:
+            hit = True
             least = max(least, again(at.kept, now))
             _set(at, least)
         if isinstance(at, Root):
@@ -115,6 +132,7 @@ def refresh(tree: RadixTree, node: Node, now: int) -> None:
         else:
             tree.join(at)
         at = above
+    return hit
 
 
 def keep_first_block(tree: RadixTree, leaf: Node, kept: int) -> None:
@@ -125,46 +143,50 @@ def keep_first_block(tree: RadixTree, leaf: Node, kept: int) -> None:
     tree.unpin(leaf, now=0)
 
 
-def let_go(tree: RadixTree, end: Node, shared: int) -> int:
-    """Nobody comes back for the path to ``end``: what of it nobody else holds or continues goes
-    before all else. Returns how many pages that are. O(edges).
+def let_go(tree: RadixTree, sessions: Sessions, gone: End) -> int:
+    """Nobody comes back for what ended at ``gone``: what of the path nobody else holds, continues
+    or ends at goes before all else. Returns how many pages that are. O(edges + names).
 
-    Neither do the first ``shared`` tokens, which were there before, nor what is kept for longer
-    than the end of what is kept: others come back for that.
+    Neither do the first ``gone.shared`` tokens, which were there before, nor what is kept for
+    longer than the end of what is kept: others come back for that. What stays for the sake of those
+    who go on from it is theirs to let go of later.
     """
-    at: Node | None = end
+    at: Node | None = gone.node
     while at is not None and at.kept <= 0:
         at = at.parent
-    return _put_back(tree, end, shared, DONE, kept=0 if at is None else at.kept)
+    return _put_back(tree, sessions, gone, DONE, kept=0 if at is None else at.kept)
 
 
 def await_return(tree: RadixTree, lease: Lease, rank: int) -> None:
     """Somebody goes on from ``lease``, which was a turn of a conversation and is released, when
     ``rank`` says. O(edges)."""
     sessions = lease.account.sessions
-    if sessions is None or lease.session is None:
+    if sessions is None or lease.turn is None:
         return
-    name = lease.namespace, lease.session[0]
+    name = lease.namespace, lease.turn[0].session
     if name in sessions:
-        _put_back(tree, *sessions[name], rank)
-    if not lease.session[0]:
+        _put_back(tree, sessions, sessions[name], rank)
+    if not lease.turn[0].session:
         sessions.pop(name)
 
 
-def _put_back(tree: RadixTree, end: Node, shared: int, rank: int, *, kept: int = 0) -> int:
-    """The path to ``end`` is to go as ``rank``, below 0, says, as far as nobody else holds it or is
-    awaited sooner, behind the first ``shared`` tokens. Returns how many pages that are. O(edges).
+def _put_back(tree: RadixTree, sessions: Sessions, turn: End, rank: int, *, kept: int = 0) -> int:
+    """The path to ``turn`` is to go as ``rank``, below 0, says, as far as nobody else holds it or
+    is awaited sooner, behind what was there before it. Where nobody is awaited at all, nothing else
+    that has a name may end there. Returns how many pages that are. O(edges + names).
 
     What is kept for longer than ``kept`` says, is so still.
     """
-    pages = 0
-    if isinstance(end, Root):
+    pages, size = 0, tree.page_size
+    shared, whole = turn.shared, -(-turn.tokens // size) * size
+    if isinstance(turn.node, Root) or whole <= shared:
         return 0  # all that it had is gone
-    shared -= shared % tree.page_size
+    end = node_at(tree, turn.node, whole)
     seam = node_at(tree, end, shared) if shared else None
     at: Node | None = end
     while at is not None and at.parent is not None and at.attached and not at.pins:
         others = any(child.kept > rank for child in at.children or ())
+        others = others or (rank == DONE and sessions.any_at(at))
         if others or at.end <= shared or (at.kept > kept and end_of(at.kept) > tree.accounts.time):
             break
         above = at.parent
@@ -176,6 +198,10 @@ def _put_back(tree: RadixTree, end: Node, shared: int, rank: int, *, kept: int =
             at.account.order.add(at)
         tree.join(at)
         at = above
+    if at is not None and rank == DONE:
+        sessions.inherit(at, shared)
+    if at is end:
+        tree.join(end)
     if seam is not None:
         tree.join(seam)
     return pages
@@ -187,10 +213,22 @@ def forget(node: Node) -> None:
     move_sessions(node, None)
 
 
-def move_sessions(node: Node, above: Node | None) -> None:
-    """``node`` is gone: what ended there ends at ``above``, or nowhere. O(its sessions)."""
+def move_sessions(node: Node, to: Node | None) -> None:
+    """``node`` is gone: what ended there ends in ``to``, or nowhere. O(its sessions)."""
     if node.account.sessions is not None:
-        node.account.sessions.move(node, above)
+        node.account.sessions.move(node, to)
+
+
+def split_sessions(node: Node, upper: Node) -> None:
+    """``upper`` is the part that a split took off ``node``. O(its sessions)."""
+    if node.account.sessions is not None:
+        node.account.sessions.split(node, upper)
+
+
+def shorten_sessions(leaf: Node) -> None:
+    """``leaf`` has lost its end. O(its sessions)."""
+    if leaf.account.sessions is not None:
+        leaf.account.sessions.shorten(leaf)
 
 
 def _set(node: Node, kept: int) -> None:

@@ -10,6 +10,7 @@ from radixserve.cache.keeping import keep_first_block, node_at, raise_to, refres
 from radixserve.cache.node import Node, Tokens, common_blocks
 from radixserve.cache.pages import PageCopy
 from radixserve.cache.sessions import Sessions
+from radixserve.cache.terms import Keeping
 from radixserve.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Lease:
         "released",
         "reused",
         "room",
-        "session",
         "tokens",
+        "turn",
     )
 
     def __init__(
@@ -88,8 +89,8 @@ class Lease:
         self.released = False
         self.open_kept = 0
         """How long its open block is to be kept once it is released."""
-        self.session: tuple[str, int] | None = None
-        """The conversation that ends with it for now, and how much of that was there before."""
+        self.turn: tuple[Keeping, int] | None = None
+        """What ends with it for now by name, and how much of that was there before."""
         self.owed = 0
         """Pages that were young when it took them, see ``radixserve.cache.admission``."""
 
@@ -228,7 +229,7 @@ class Lease:
         self.copied()
         cache.give_back(self.account, private if leaf is None else private[1:])
         if keep:
-            self._end_session(leaf or self.anchor)
+            self._end_turn(leaf or self.anchor)
             if cache.allocator.admission is not None:
                 cache.allocator.admission.pay(self)
             cache.unpin(self.anchor)
@@ -323,10 +324,20 @@ class Lease:
             keep_first_block(cache.tree, there, kept)
         return leaf
 
-    def _end_session(self, end: Node) -> None:
+    def _end_turn(self, end: Node) -> None:
         """The turn ends at ``end``, which is not unpinned before this is known."""
-        if self.session is not None and end.attached and end.account is self.account:
-            account = self.account
-            if account.sessions is None:
-                account.sessions = Sessions()
-            account.sessions.put((self.namespace, self.session[0]), end, self.session[1])
+        account = self.account
+        if self.turn is None or not end.attached or end.account is not account:
+            return
+        if account.sessions is None:
+            account.sessions = Sessions()
+        keeping, found = self.turn
+        found -= found % self._cache.page_size
+        session = self.namespace, keeping.session
+        if keeping.session:
+            account.sessions.put(session, end, found)
+        elif keeping.next_in is not None:
+            account.sessions.put(session, end, 0)  # for a moment
+        if keeping.turn:
+            whole = session if keeping.session else None
+            account.sessions.put((self.namespace, keeping.turn), end, found, whole)

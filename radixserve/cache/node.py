@@ -72,6 +72,11 @@ class Node:
         self.attached = True
         """False once a purge has cut it off: nobody can find it any more."""
 
+    @property
+    def start(self) -> int:
+        """The depth of its beginning, in tokens. O(1)."""
+        return self.end - len(self.key) // TOKEN_BYTES
+
     def index(self, block: Tokens) -> int:
         """Where among the children a key that begins with ``block`` stands. O(log children)."""
         return bisect_left(self.keys, block) if self.keys else 0

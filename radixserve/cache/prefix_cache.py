@@ -159,7 +159,7 @@ class PrefixCache:
             return None
         anchor.hits += 1
         if self.accounts.marked:
-            refresh(tree, anchor if source is None else source, self.time)
+            self.accounts.keeps.refreshed += refresh(tree, source or anchor, self.time)
         if was_cold and self.allocator.admission is not None:
             self.allocator.admission.found(anchor)
         lease = Lease(self, tokens, anchor, account, namespace, keep=keep)
@@ -182,8 +182,8 @@ class PrefixCache:
         it came. What came of its marks, if it has any. O(edges + ``Lease.release``)."""
         self.accounts.marked = True
         kept = keep_marks(self.tree, lease, keeping.marks, self.time)
-        if keeping.session or keeping.next_in is not None:
-            lease.session = keeping.session, found if keeping.session else 0  # '': for a moment
+        if keeping.session or keeping.turn or keeping.next_in is not None:
+            lease.turn = keeping, found
         lease.release()
         if keeping.next_in is not None:
             await_return(self.tree, lease, expected(self.time, keeping.next_in))
@@ -192,13 +192,13 @@ class PrefixCache:
         return kept
 
     def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
-        """Nobody will go on with a conversation: its own cold pages go before all others. Returns
-        how many these are, None if there is no such conversation. O(edges)."""
+        """Nobody will go on with a conversation, or from a turn: its own cold pages go before all
+        others. Returns how many these are, None if there is none. O(edges + names)."""
         account = self.accounts.get(tenant)
         if account is None or account.sessions is None:
             return None
-        found = account.sessions.pop((namespace, session))
-        return None if found is None else let_go(self.tree, *found)
+        found = account.sessions.end((namespace, session))
+        return None if found is None else let_go(self.tree, account.sessions, found)
 
     def peek(self, tokens: Tokens, namespace: bytes, *, limit: int | None = None) -> Peek:
         """What ``acquire`` would find. Never splits, pins or touches. Costs what acquire does."""

@@ -27,7 +27,7 @@ from sortedcontainers import SortedKeyList
 
 from radixserve.cache.eviction import EvictionOrder
 from radixserve.cache.sessions import Sessions
-from radixserve.cache.terms import KeptPages
+from radixserve.cache.terms import KeepCounts, KeptPages
 from radixserve.tenant import OPEN, Terms
 
 IDLE = 8
@@ -113,6 +113,7 @@ class Accounts:
         "_tenants",
         "_terms",
         "changed",
+        "keeps",
         "marked",
         "pages",
         "public",
@@ -127,6 +128,7 @@ class Accounts:
         """Whole seconds of the engine's clock, as they were told last."""
         self.marked = False
         """Whether anything was ever to be kept, or let go of."""
+        self.keeps = KeepCounts()
         self.taken = 0
         """Pages that were taken so far, by all."""
         self._grain = max(1, pages // GRAINS)
@@ -139,7 +141,8 @@ class Accounts:
         self._spare = 0
         self._lately: OrderedDict[Account, None] = OrderedDict()
         """Those that are not idle; whoever has asked for nothing for longest comes first."""
-        self.public = Account("", 0, Quota(0, pages, math.inf, pages))
+        free = Quota(0, pages, math.inf, pages)
+        self.public = Account("", 0, free, kept=KeptPages(self.keeps))
         """The pages of public prefixes, which count as nobody's."""
         self._open = self.of(OPEN)
 
@@ -170,7 +173,8 @@ class Accounts:
         account = self._tenants.get(tenant)
         if account is None:
             self._serial += 1
-            account = Account(tenant, self._serial, self._quota(tenant))
+            kept = KeptPages(self.keeps)
+            account = Account(tenant, self._serial, self._quota(tenant), kept=kept)
             self._tenants[tenant] = account
             self.touch(account)
         return account

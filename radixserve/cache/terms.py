@@ -45,12 +45,42 @@ def due(kept: int) -> int:
     return -kept
 
 
+Reason = Literal["budget", "unfinished", "shared", "uncached"]
+"""Why something is not kept: the budget is spent; it was not computed so far; its last page is also
+a fork's; nothing of it is left in the cache."""
+
+
+class KeepCounts(msgspec.Struct):
+    """What has become of what was to be kept, of all accounts so far."""
+
+    refused: dict[Reason, int] = {}
+    """Requests of which not all that they marked is kept."""
+    refreshed: int = 0
+    """Hits that began times anew."""
+    expired: int = 0
+    """Pages whose time was over before anybody came back."""
+
+    def refuse(self, reason: Reason) -> None:
+        """Of one request not all is kept. O(1)."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def go_on(self, before: KeepCounts) -> None:
+        """Count on from what there was ``before``. O(reasons)."""
+        self.refused, self.refreshed = dict(before.refused), before.refreshed
+        self.expired = before.expired
+
+
 class KeptPages:
-    """How many pages of one account are kept until when."""
+    """How many pages of one account are kept until when.
 
-    __slots__ = ("_ends", "_pages", "_total")
+    Args:
+        counts: Are told of what is over.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_counts", "_ends", "_pages", "_total")
+
+    def __init__(self, counts: KeepCounts | None = None) -> None:
+        self._counts = counts or KeepCounts()
         self._pages: dict[int, int] = {}
         self._ends: list[int] = []
         """A heap of the keys."""
@@ -76,7 +106,9 @@ class KeptPages:
     def total(self, now: int) -> int:
         """Pages that are kept. O(log terms) for each that is over."""
         while self._ends and self._ends[0] <= now:
-            self._total -= self._pages.pop(heappop(self._ends))
+            over = self._pages.pop(heappop(self._ends))
+            self._total -= over
+            self._counts.expired += over
         return self._total
 
     def by_end(self) -> dict[int, int]:
@@ -103,9 +135,11 @@ class Keeping(msgspec.Struct, frozen=True, array_like=True):
     """Whether that ends with it."""
     next_in: int | None = None
     """Seconds from its end on after which the next request is expected that goes on from it."""
+    turn: str = ""
+    """A name of its own, where others may go on from it; empty for none."""
 
     def __bool__(self) -> bool:
-        return bool(self.marks or self.session or self.next_in is not None)
+        return bool(self.marks or self.session or self.turn or self.next_in is not None)
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, gc=False):

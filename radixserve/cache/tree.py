@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left
 
 from radixserve.cache.errors import CacheError
-from radixserve.cache.keeping import forget, move_sessions
+from radixserve.cache.keeping import forget, move_sessions, shorten_sessions, split_sessions
 from radixserve.cache.node import Node, Root, Tokens, common_blocks, upper, walk
 from radixserve.cache.quota import Account, Accounts
 from radixserve.tokens import TOKEN_BYTES
@@ -82,9 +82,8 @@ class RadixTree:
         return node, at, None, 0
 
     def reach(self, root: Root, tokens: Tokens, stop: int) -> tuple[Node, int]:
-        """The node at the end of the longest match of ``tokens[:stop]`` (bytes, whole blocks), and
-        its length; an edge is split where the match ends inside it. As ``descend``, plus
-        O(length of the key that is split)."""
+        """The end of the longest match of ``tokens[:stop]``, and its length; an edge is split where
+        that ends inside it. As ``descend``, plus O(length of the key that is split)."""
         node, at, child, common = self.descend(root, tokens, stop)
         return (node, at) if child is None else (self.split(child, common), at + common)
 
@@ -136,6 +135,7 @@ class RadixTree:
         self._replace(parent, node, upper)
         node.key, node.pages = node.key[at:], node.pages[blocks:]
         node.share_newcomer(upper)
+        split_sessions(node, upper)
         node.parent = upper
         upper.keys, upper.children = [node.key], [node]
         return upper
@@ -224,18 +224,17 @@ class RadixTree:
         return gone
 
     def trim(self, leaf: Node, count: int) -> array[int]:
-        """Take up to ``count`` blocks from the end of an unpinned leaf that is out of the order;
-        the leaf goes when none is left, else back there. Returns their pages. O(blocks taken +
-        log leaves)."""
+        """Take up to ``count`` blocks from the end of an unpinned leaf that is out of the order; it
+        goes when none is left, else back there. Returns their pages. O(blocks + log leaves)."""
         pages = leaf.pages[-count:] if count < len(leaf.pages) else leaf.pages
         self.pages -= len(pages)
         self._cool(leaf.account, -len(pages))
         if leaf.kept:
             leaf.account.kept.move(len(pages), leaf.kept, 0)
         if count < len(leaf.pages):
-            del leaf.pages[-count:]
-            del leaf.key[-count * self.block :]
+            del leaf.pages[-count:], leaf.key[-count * self.block :]
             leaf.end -= count * self.page_size
+            shorten_sessions(leaf)
             leaf.account.order.add(leaf)
         else:
             self._remove(leaf)
@@ -243,16 +242,16 @@ class RadixTree:
 
     def detach(self, top: Node) -> tuple[list[int], int]:
         """Cut off ``top`` and what is below it, but for what hangs below public prefixes. What is
-        pinned lives on, unfindable, until its leases end.
-
-        Returns the pages that nobody holds, and how many are still held. O(nodes).
-        """
+        pinned lives on, unfindable, until its leases end. Returns the pages that nobody holds, and
+        how many are still held. O(nodes)."""
         parent = top.parent
         if isinstance(top, Root):
             self._forget(top)
         elif parent is not None:
             self._take_out(parent, top)
         nodes, held = list(walk(top)), 0
+        above = parent or top  # a step in flight reads it too; it is in no order now
+        above.last_use = max(above.last_use, *(node.last_use for node in nodes))
         freed: list[int] = []
         for node in nodes:
             self.pages -= len(node.pages)
@@ -319,7 +318,7 @@ class RadixTree:
             return
         if node in self._seams or node.kept != child.kept:
             return
-        move_sessions(node, parent)
+        move_sessions(node, child)
         newcomer = child.joined_newcomer(node)
         child.key, child.pages = node.key + child.key, node.pages + child.pages
         child.parent = parent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from radixserve.cache.terms import Kept
 from radixserve.engine.frontend import Alternative, TextDelta, TextRequest, TokenLogprob
 from radixserve.engine.messages import GenerationDelta, GenerationRequest, Usage
 from radixserve.errors import DeadlineError
@@ -18,6 +19,16 @@ def not_begun(request: TextRequest) -> DeadlineError:
     return DeadlineError(
         f"The answer had not begun after {request.timeout:g} seconds, the request's timeout."
     )
+
+
+def knowing(delta: TextDelta, last: GenerationDelta) -> TextDelta:
+    """``delta``, the end of an answer, with what is kept of it by ``last``, the end of its
+    sequence, which went on meanwhile: what came behind the answer is nobody's matter."""
+    usage, kept = delta.usage, last.usage.kept
+    whole = usage.prompt_tokens + usage.completion_tokens
+    if kept is not None and kept.tokens >= whole:
+        kept = Kept("granted", whole)
+    return replace(delta, usage=replace(usage, kept=kept))
 
 
 class Answer:
@@ -39,6 +50,12 @@ class Answer:
             markers=request.markers,
         )
         self._stops = StopStrings(request.stop, request.include_stop_str_in_output)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether something of it is to be kept, and what becomes of that to be told."""
+        keeping = self._request.keeping
+        return not self.index and keeping is not None and bool(keeping.marks)
 
     def sequence(self, deadline: float | None) -> GenerationRequest:
         """What the engine is asked for. The first answer computes the prompt, the others fork."""

@@ -95,6 +95,8 @@ class AsyncLLM(Asking):
     def _take(self, news: StepNews | Refusal | Lost | Reply) -> None:
         if isinstance(news, StepNews):
             self._learn(news.stats)
+        if isinstance(news, Lost):
+            self._lost()
         try:
             self._streams.take(news)
         except Exception as error:

@@ -318,6 +318,7 @@ class EngineCore:
         lost = len(before.running) + len(before.waiting)
         self.scheduler.totals = totals = before.totals
         totals.finished["error"] = totals.finished.get("error", 0) + lost
+        self.cache.accounts.keeps.go_on(before.cache.accounts.keeps)
         self.cache.allocator.evicted = before.cache.evicted
         self.set_tenants(self._terms)
         self.set_public(self._public)

@@ -222,6 +222,10 @@ class Frontend(Protocol):
             EngineDeadError: the step loop has ended.
         """
 
+    async def emptied(self, known: int) -> int:
+        """How often all that was cached was lost to a fault, with the engine's process or without
+        it, once that is more often than ``known`` and the engine serves again."""
+
     def healthy(self) -> bool:
         """Whether the step loop is alive."""
 

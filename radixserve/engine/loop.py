@@ -130,11 +130,13 @@ class EngineLoop:
                 command = self._get(core.idle)
             except queue.Empty:
                 return True
+            core.cache.time = self._clock()  # it stood still while there was nothing to do
             match command:
                 case Add():
                     self._add(command)
                 case Abort():
-                    core.abort(command.id)
+                    if (ended := core.abort(command.id)) is not None:
+                        self._tell([ended])
                 case Reset() | Forget() | EndSession() | Survey() | Look():
                     self._answer(command)
                 case SetTenants():

@@ -12,7 +12,7 @@ import msgspec
 
 from radixserve.cache.ghosts import Eviction
 from radixserve.cache.purge import Purge
-from radixserve.cache.terms import Keeping, Kept
+from radixserve.cache.terms import KeepCounts, Keeping, Kept
 from radixserve.cache.view import TreeView
 from radixserve.errors import (
     ConfigError,
@@ -121,6 +121,8 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Steps that these had waited, all together."""
     pages_kept: int = 0
     """Of all its pages those that are kept for a time."""
+    keep_budget: int = 0
+    """Pages that it may keep at once."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -153,6 +155,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     tenants: dict[str, TenantStats] = {}
     """Those that have terms, pages or running requests; left out together with the pending tokens.
     A frontend always knows both."""
+    keeps: KeepCounts | None = None
+    """Left out with them."""
     restarts: int = 0
     """Times that the engine had to be started again; the totals above begin anew with each."""
 
@@ -170,7 +174,7 @@ class Add(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """End a sequence, if it has not ended."""
+    """End a sequence, if it has not ended; its last news say what came of it."""
 
     id: str
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from radixserve.config import EngineConfig
 from radixserve.engine.messages import EngineStats, Ready
 from radixserve.engine.tenants import tenant_stats
@@ -14,6 +16,7 @@ def stats_of(scheduler: Scheduler, steps: int, *, whole: bool) -> EngineStats:
     """Gauges and totals as of now, after so many steps. O(1), and where they are to be ``whole``
     O(tenants + requests)."""
     totals, cache = scheduler.totals, scheduler.cache
+    keeps = cache.accounts.keeps
     return EngineStats(
         steps=steps,
         running=len(scheduler.running),
@@ -32,6 +35,7 @@ def stats_of(scheduler: Scheduler, steps: int, *, whole: bool) -> EngineStats:
         pending_tokens=pending_tokens(scheduler) if whole else None,
         public_pages=cache.accounts.public.used,
         tenants=tenant_stats(scheduler) if whole else {},
+        keeps=replace(keeps, refused=dict(keeps.refused)) if whole else None,
     )
 
 

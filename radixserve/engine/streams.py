@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from radixserve.cache.purge import Purge
 from radixserve.cache.view import TreeView
 from radixserve.config import EngineConfig
-from radixserve.engine.answer import Answer, not_begun
+from radixserve.engine.answer import Answer, knowing, not_begun
 from radixserve.engine.beam_answers import beam_answers
 from radixserve.engine.frontend import ModelCard, TextDelta, TextRequest
 from radixserve.engine.messages import (
@@ -98,22 +98,36 @@ class Streams:
             deadline = None if request.timeout is None else asked + request.timeout
             sequences = [answer.sequence(deadline) for answer in answers.values()]
             self.send(Add(sequences, asked))
-            while answers:
+            held: dict[str, TextDelta] = {}
+            """The ends of answers that the engine has yet to say of what is kept of them."""
+            while answers or held:
                 news = await inbox.get()
-                if isinstance(news, Exception):
-                    raise news
-                if isinstance(news, Deadline):
-                    for delta in _cut(answers, request):
+                if isinstance(news, Exception | Deadline):
+                    for delta in held.values():
                         yield delta
+                    if isinstance(news, Deadline):
+                        for delta in _cut(answers, request):
+                            yield delta
+                    elif answers:
+                        raise news
                     return
+                if news.id in held:
+                    if news.finish is not None:
+                        self._forget(news.id, running=False)
+                        yield knowing(held.pop(news.id), news)
+                    continue
                 answer = answers.get(news.id)
                 if answer is None:
                     continue
                 delta = answer.take(news)
                 if answer.finished:
                     self._ended.append(time.monotonic())
-                    self._forget(news.id, running=news.finish is None)
                     del answers[news.id]
+                    if news.finish is None and answer.keeps:
+                        self._abort(news.id)
+                        held[news.id] = delta
+                        continue
+                    self._forget(news.id, running=news.finish is None)
                 yield delta
 
     @contextlib.contextmanager
@@ -222,8 +236,11 @@ class Streams:
         if self._inboxes.pop(identity, None) is None:
             return
         if running:
-            with contextlib.suppress(EngineDeadError):
-                self.send(Abort(identity))
+            self._abort(identity)
+
+    def _abort(self, identity: str) -> None:
+        with contextlib.suppress(EngineDeadError):
+            self.send(Abort(identity))
 
 
 class Asking:
@@ -237,6 +254,10 @@ class Asking:
     _terms: Mapping[str, Terms] | None = None
     _public: Sequence[bytes] = ()
     _trials: GrammarTrials | None = None
+    _losses = 0
+    """Times that all that was cached was lost."""
+    _loss: asyncio.Event | None = None
+    """Set with the next one, where somebody waits for it."""
 
     @property
     def most(self) -> int:
@@ -279,8 +300,27 @@ class Asking:
         """What is left out of ``stats`` is as it was."""
         before = self._stats
         if stats.pending_tokens is None and before is not None:
-            stats = replace(stats, tenants=before.tenants, pending_tokens=before.pending_tokens)
+            stats = replace(
+                stats,
+                tenants=before.tenants,
+                keeps=before.keeps,
+                pending_tokens=before.pending_tokens,
+            )
         self._stats = stats
+
+    async def emptied(self, known: int) -> int:
+        while self._losses <= known:
+            if self._loss is None:
+                self._loss = asyncio.Event()
+            await self._loss.wait()
+        return self._losses
+
+    def _lost(self) -> None:
+        """All that was cached is, and the engine serves."""
+        self._losses += 1
+        if self._loss is not None:
+            self._loss.set()
+            self._loss = None
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         if request.beams is not None:

@@ -26,6 +26,7 @@ def tenant_stats(scheduler: Scheduler) -> dict[str, TenantStats]:
             pages_cached=account.cold,
             pages_held=account.used - account.cold,
             pages_kept=account.kept.total(scheduler.cache.time),
+            keep_budget=account.quota.keep,
             evictions_suffered=account.suffered,
             evictions_caused=account.caused,
         )

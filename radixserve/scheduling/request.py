@@ -179,9 +179,15 @@ class Request:
             self.paid = end
 
     def keep_marks(self, cache: PrefixCache) -> None:
-        """It ends, and keeps what it has marked; it holds a lease that is released thereby."""
-        if self.keeping is not None and self.lease is not None:
+        """It ends, and keeps what it has marked; a lease that it holds is released thereby. Without
+        one, since it has not begun or was preempted, there is nothing that it could keep."""
+        if self.keeping is None:
+            return
+        if self.lease is not None:
             self.kept = cache.finish(self.lease, self.keeping, self.cached or 0)
+        elif self.keeping.marks:
+            cache.accounts.keeps.refuse("unfinished")
+            self.kept = Kept("refused", 0)
 
     def next_row(self, start: int, count: int) -> Row:
         """``count`` known tokens to compute, from ``start`` on. O(count)."""

@@ -390,9 +390,9 @@ class Scheduler:
         return [Progress(each, finish="error", error=error) for each in ended]
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        if reason != "error":
+            request.keep_marks(self.cache)
         if request.lease is not None:
-            if reason != "error":
-                request.keep_marks(self.cache)
             self._leave(request)
         else:
             self.waiting.remove(request)

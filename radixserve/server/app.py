@@ -49,7 +49,7 @@ from radixserve.server.prefixes import (
     drop_prefix,
     list_named,
     put_prefix,
-    warm_declared,
+    stay_warm,
     warm_prefix,
 )
 from radixserve.server.prewarm import prewarm
@@ -217,8 +217,8 @@ def create_app(
 
 @asynccontextmanager
 async def _running(app: Starlette) -> AsyncIterator[None]:
-    """Batches are worked on meanwhile, and declared prefixes computed."""
-    warming = asyncio.create_task(warm_declared(app.state.service, app.state.prefixes))
+    """Batches are worked on meanwhile, and named prefixes are there."""
+    warming = asyncio.create_task(stay_warm(app.state.service, app.state.prefixes))
     async with working(app):
         yield
     await cancelled(warming)

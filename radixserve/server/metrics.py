@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import cast
+from typing import cast, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -14,11 +14,13 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixserve.cache.terms import Reason
 from radixserve.engine.frontend import Frontend, TextDelta
 from radixserve.engine.messages import EngineStats, Usage
 from radixserve.explain.reason import Explanation
 from radixserve.server.metrics_compat import Compatible, Peer
 from radixserve.server.tenants.metrics import TenantMetrics
+from radixserve.tenant import OPEN
 
 PREFIX = "radixserve:"
 Buckets = tuple[float, ...]
@@ -53,6 +55,14 @@ GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     ),
     "kv_pages_free": ("Pages that hold nothing.", lambda stats: stats.pages_free),
     "kv_pages_public": ("Pages of public prefixes.", lambda stats: stats.public_pages),
+    "kv_pages_kept": (
+        "Pages that are kept for a time.",
+        lambda stats: sum(each.pages_kept for each in stats.tenants.values()),
+    ),
+    "kv_pages_keep_budget": (
+        "Pages that may be kept at once, of all tenants together.",
+        lambda stats: _budget(stats),
+    ),
     "radix_nodes": ("Nodes of the prefix tree.", lambda stats: stats.radix_nodes),
 }
 COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
@@ -76,6 +86,14 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "generation_tokens": ("Tokens generated.", lambda stats: stats.generated_tokens),
     "num_preemptions": ("Requests that stepped back.", lambda stats: stats.preemptions),
     "evicted_pages": ("Pages evicted from the cache.", lambda stats: stats.evicted_pages),
+    "keep_refreshed": (
+        "Hits that began the time of kept pages anew.",
+        lambda stats: 0 if stats.keeps is None else stats.keeps.refreshed,
+    ),
+    "keep_expired_pages": (
+        "Pages that were kept until their time was over.",
+        lambda stats: 0 if stats.keeps is None else stats.keeps.expired,
+    ),
     "steps": ("Steps of the engine.", lambda stats: stats.steps),
     "engine_restarts": (
         "Times that the engine's process had to be started again.",
@@ -101,7 +119,18 @@ class EngineCollector:
             counter = CounterMetricFamily(PREFIX + name, help_, labels=["model_name"])
             counter.add_metric([self._frontend.card.name], value(stats))
             yield counter
+        yield self._refused(stats)
         yield from self._tenants.of_engine(self._frontend.card.name, stats)
+
+    def _refused(self, stats: EngineStats) -> Metric:
+        help_ = "Requests of which not all is kept that was to be, by the reason."
+        counter = CounterMetricFamily(
+            PREFIX + "keep_refused", help_, labels=["model_name", "reason"]
+        )
+        counts = {} if stats.keeps is None else stats.keeps.refused
+        for reason in get_args(Reason):
+            counter.add_metric([self._frontend.card.name, reason], counts.get(reason, 0))
+        return counter
 
 
 class Metrics:
@@ -232,6 +261,12 @@ async def metrics(request: Request) -> Response:
     # No name of ours needs to be escaped; the library would make underscores of their colons.
     shown = cast("Callable[..., bytes]", encode)(own.shown, escaping=ALLOWUTF8)
     return Response(shown, headers={"content-type": content_type})
+
+
+def _budget(stats: EngineStats) -> float:
+    """The account without a name is nobody's where tenants have names."""
+    named = [each for name, each in stats.tenants.items() if name != OPEN]
+    return sum(each.keep_budget for each in named or stats.tenants.values())
 
 
 def _share_in_use(stats: EngineStats) -> float:

@@ -66,19 +66,34 @@ class PrefixList(msgspec.Struct, kw_only=True):
 
 
 class Prefixes:
-    """Those that have been named, by tenant and name, for as long as the server runs."""
+    """Those that have been named, by tenant and name, for as long as the server runs.
+
+    Args:
+        declared: Those that are to be there from the start, by name.
+    """
 
     def __init__(self, declared: Mapping[str, FilePrefix] | None = None):
-        self.declared = dict(declared or {})
-        """Those that are to be there from the start."""
-        self._known: dict[tuple[str, str], tuple[PrewarmRequest, PrefixObject]] = {}
+        self._known: dict[tuple[str, str], PrewarmRequest] = {
+            (fields.tenant, name): fields for name, fields in (declared or {}).items()
+        }
+        self._shown: dict[tuple[str, str], PrefixObject] = {}
+        """Those of them that have been computed."""
 
     def put(self, tenant: str, fields: PrewarmRequest, shown: PrefixObject) -> None:
         """In place of the tenant's one of that name."""
-        self._known[tenant, shown.name] = fields, shown
+        self._known[tenant, shown.name] = fields
+        self._shown[tenant, shown.name] = shown
+
+    def all(self) -> list[tuple[str, str, PrewarmRequest]]:
+        """The tenant, the name, and what each is made of, also of what could not be computed."""
+        return [(tenant, name, fields) for (tenant, name), fields in self._known.items()]
+
+    def has(self, tenant: str, name: str, fields: PrewarmRequest) -> bool:
+        """Whether the tenant's one of that name is made of these very ``fields``."""
+        return self._known.get((tenant, name)) is fields
 
     def get(self, tenant: str, name: str) -> PrewarmRequest:
-        """What it was made of.
+        """What it is made of.
 
         Raises:
             ApiError: 404, the tenant has no such prefix.
@@ -91,24 +106,26 @@ class Prefixes:
                 param="prefix",
                 code="prefix_not_found",
             )
-        return self._known[tenant, name][0]
+        return self._known[tenant, name]
 
     def remove(self, tenant: str, name: str) -> None:
         self._known.pop((tenant, name), None)
+        self._shown.pop((tenant, name), None)
 
     def of(self, tenant: str) -> list[PrefixObject]:
-        """In the order in which they were named first."""
-        return [shown for (owner, _), (_, shown) in self._known.items() if owner == tenant]
+        """In the order in which they were computed first."""
+        return [shown for (owner, _), shown in self._shown.items() if owner == tenant]
 
     def forget(self, tenant: str) -> None:
         """Everything of one tenant."""
         for owner, name in list(self._known):
             if owner == tenant:
-                del self._known[owner, name]
+                self.remove(owner, name)
 
     def check_room(self, tenant: str, name: str) -> None:
         """Raises ApiError: 400, the tenant has as many as it may."""
-        if (tenant, name) not in self._known and len(self.of(tenant)) >= MOST_OF_A_TENANT:
+        mine = sum(owner == tenant for owner, _ in self._known)
+        if (tenant, name) not in self._known and mine >= MOST_OF_A_TENANT:
             raise ApiError(
                 status=400,
                 message=f"A tenant may have {MOST_OF_A_TENANT} named prefixes: let go of one with "
@@ -218,13 +235,24 @@ async def drop_prefix(request: Request) -> Response:
     return Response(msgspec.json.encode(shown), media_type="application/json")
 
 
-async def warm_declared(service: Service, prefixes: Prefixes) -> None:
-    """Compute those that are to be there from the start, one after the other. Each that cannot be
-    is logged, and the others go on."""
-    for name, fields in prefixes.declared.items():
-        tenant = service.tenants.named(fields.tenant)
+async def stay_warm(service: Service, prefixes: Prefixes) -> None:
+    """Compute those that are to be there from the start, and all that there are once more whenever
+    the engine has lost what it had cached. Never ends."""
+    losses = 0
+    while True:
+        await _warm_all(service, prefixes)
+        losses = await service.frontend.emptied(losses)
+        log.info("the engine has begun anew: named prefixes are computed again")
+
+
+async def _warm_all(service: Service, prefixes: Prefixes) -> None:
+    """One after the other. Each that cannot be computed is logged, and the others go on."""
+    for owner, name, fields in prefixes.all():
+        if not prefixes.has(owner, name, fields):
+            continue  # somebody has changed it meanwhile
+        tenant = service.tenants.named(owner)
         if tenant is None:
-            log.error("prefix %s: %s", name, _no_tenant(fields.tenant))
+            log.error("prefix %s: %s", name, _no_tenant(owner))
             continue
         visit = Visit(tenant, service.tenants.meter(tenant), Tally())
         try:
@@ -233,7 +261,8 @@ async def warm_declared(service: Service, prefixes: Prefixes) -> None:
         except (ApiError, AnswerError, RadixServeError) as error:
             log.error("prefix %s: %s", name, error)
         else:
-            prefixes.put(tenant.name, fields, shown)
+            if prefixes.has(owner, name, fields):
+                prefixes.put(owner, fields, shown)
             log.info("prefix %s: %d tokens, %s", name, shown.tokens, shown.keep)
         finally:
             visit.leave()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.table import Table
 
 from radixserve.errors import ConfigError, printable
 from radixserve.terminal.sizes import byte_size
+
+if TYPE_CHECKING:
+    from radixserve.tenants.file import CacheShares
 
 commands = typer.Typer(
     no_args_is_help=True,
@@ -53,6 +56,10 @@ def add(
     maximum: Annotated[
         float | None, typer.Option(help="Share of the cache, 0 to 1, that it may fill.")
     ] = None,
+    keep: Annotated[
+        float | None,
+        typer.Option(help="Share of what it may fill, 0 to 1, that it may keep for a time."),
+    ] = None,
 ) -> None:
     """Add a tenant, and show its key, this once. The file is made if it is not there."""
     from radixserve.tenants.edit import editing
@@ -69,7 +76,7 @@ def add(
             concurrent_requests=concurrent_requests,
             stored_bytes=stored,
         ),
-        cache=_given(guaranteed=guaranteed, maximum=maximum),
+        cache=_given(guaranteed=guaranteed, maximum=maximum, keep=keep),
     )
     key = new_key()
     with editing(file, create=True) as edited:
@@ -140,7 +147,7 @@ def list_(file: File = DEFAULT_FILE) -> None:
             str(tenant.priority),
             f"{tenant.weight:g}",
             "\n".join(f"{value:,} {name}" for name, value in shown.items() if value) or "none",
-            f"{tenant.cache.guaranteed:.0%} to {tenant.cache.maximum:.0%}",
+            _cache(tenant.cache),
         )
     out.print(table)
 
@@ -181,6 +188,11 @@ def usage(
     finally:
         client.close()
     out.print(table)
+
+
+def _cache(shares: CacheShares) -> str:
+    shown = f"{shares.guaranteed:.0%} to {shares.maximum:.0%}"
+    return shown if shares.keep is None else f"{shown}\nkeeps {shares.keep:.0%} of that"
 
 
 def _given(**settings: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ TENANTS = {b"": OPEN, b"a": "a", b"ab": "a", b"b": "b"}
 NAMESPACES = tuple(TENANTS)
 SHARES = (0.0, 0.1, 0.3, 0.5)
 SESSIONS = ("s", "t")
+TURNS = tuple("abcd")
 
 
 class Simulation:
@@ -56,14 +57,14 @@ class Simulation:
             (self.extend, 6),
             (self.fork, 5),
             (self.release, 8),
-            (self.evict, 2),
+            (self.evict, 4),
             (self.purge, 0.4),
             (self.reset, 0.1),
             (self.reset_tenant, 0.1),
             (self.set_terms, 0.2),
             (self.set_public, 0.5),
             (self.let_time_pass, 3),
-            (self.end_session, 1),
+            (self.end_session, 6),
         )
         names, weights = zip(*operations, strict=True)
         self.rng.choices(names, weights)[0]()
@@ -240,11 +241,12 @@ class Simulation:
 
     def end_session(self) -> None:
         namespace = self.rng.choice(NAMESPACES)
-        name = self.rng.choice(SESSIONS)
+        name = self.rng.choice(self.rng.choice((SESSIONS, TURNS, TURNS)))
         before = [lease.pages[:] for lease in self.cache.leases]
         pages = self.cache.end_session(TENANTS[namespace], namespace, name)
         assert before == [lease.pages for lease in self.cache.leases]
-        self.seen["sessions that ended"] += bool(pages)
+        what = "sessions" if name in SESSIONS else "turns"
+        self.seen[f"{what} that ended"] += bool(pages)
 
     def purge(self) -> None:
         namespace = self.rng.choice(NAMESPACES)
@@ -430,11 +432,11 @@ class Simulation:
         known = len(sequence.identities)
         places = [rng.randrange(1, known + 1) for _ in range(rng.randrange(3))]
         marks = tuple(Mark(rng.choice((None, each)), rng.randrange(1, 60)) for each in places)
-        session = rng.choice((*SESSIONS, ""))
+        session, turn = rng.choice((*SESSIONS, "")), rng.choice((*TURNS, ""))
         tenant = lease.account
         before, room = tenant.kept.total(cache.time), tenant.quota.keep
         next_in = rng.choice((None, rng.randrange(60), rng.randrange(9000)))
-        keeping = Keeping(marks, session, rng.random() < 0.1, next_in)
+        keeping = Keeping(marks, session, rng.random() < 0.1, next_in, turn)
         kept = cache.finish(lease, keeping, lease.reused)
         if kept is None:
             assert not marks

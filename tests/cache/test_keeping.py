@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from radixserve.cache.keeping import node_at
 from radixserve.cache.node import Root, walk
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.terms import Keeping, Kept, KeptPages, Mark, term
+from radixserve.cache.terms import KeepCounts, Keeping, Kept, KeptPages, Mark, term
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import pack
 from tests.cache.serving import compute, found, idle, nodes, prefill, serve
@@ -517,3 +517,40 @@ def test_a_place_on_a_path_is_found_and_a_seam_is_made_there() -> None:
         assert [node.end for node in walk(cache.tree.roots[b""])] == [0, 8, 16]
         cache.tree.join(node_at(cache.tree, lease.anchor, 8))
         assert isinstance(lease.anchor.parent, Root)
+
+
+# What is counted
+
+
+def test_times_that_are_over_are_counted_once_and_hits_that_begin_them_anew_too() -> None:
+    cache = cache_of(16)
+    counts = cache.accounts.keeps
+    keep(cache, range(8), (8, 60))
+    assert counts == KeepCounts()
+    cache.time = 50
+    serve(cache, [*range(8), 50])
+    assert (counts.refreshed, counts.expired) == (1, 0)
+    cache.time = 110
+    serve(cache, [*range(8), 50])
+    cache.evict(ALL)
+    assert (counts.refreshed, counts.expired, held(cache)) == (1, 2, 0)
+
+
+def test_why_something_is_not_kept_is_counted_once_a_request() -> None:
+    cache = cache_of(16, keep=0.25)
+    assert keep(cache, range(32), (24, 60), (32, 60)) == Kept("partial", 16)
+    lease = cache.acquire(bytearray(pack(range(16))), b"")
+    assert cache.finish(lease, Keeping((Mark(20, 60),))) == Kept("partial", 12)
+    lease = cache.reserve(pack(range(16)), b"", 0, keep=False)
+    assert lease is not None
+    assert cache.finish(lease, Keeping((Mark(8, 60),))) == Kept("refused", 0)
+    assert cache.accounts.keeps.refused == {"budget": 1, "unfinished": 1, "uncached": 1}
+
+
+def test_a_last_page_that_a_fork_has_too_is_not_kept() -> None:
+    cache = cache_of(16)
+    lease = prefill(cache, range(6))
+    with lease.fork(bytearray(lease.tokens)):
+        assert cache.finish(lease, Keeping((Mark(6, 60),))) == Kept("partial", 4)
+    assert cache.accounts.keeps.refused == {"shared": 1}
+    assert idle(cache)

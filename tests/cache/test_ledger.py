@@ -380,6 +380,12 @@ def _session_that_ends_outside(busy: Busy) -> None:
     sessions.put((b"", "x"), busy.purged.anchor, 0)
 
 
+def _session_that_is_longer_than_what_it_ends_in(busy: Busy) -> None:
+    sessions = busy.lease.account.sessions
+    assert sessions is not None
+    next(iter(sessions._ends.values())).tokens += 1000
+
+
 def _session_forgotten_where_it_ends(busy: Busy) -> None:
     sessions = busy.lease.account.sessions
     assert sessions is not None
@@ -455,6 +461,7 @@ FAULTS: list[tuple[Callable[[Busy], None], str]] = [
     (_kept_in_place, "wrong place|not joined"),
     (_session_that_ends_outside, "outside the tree"),
     (_session_forgotten_where_it_ends, "sessions of .* are miscounted"),
+    (_session_that_is_longer_than_what_it_ends_in, "sessions of .* are miscounted"),
 ]
 
 

@@ -242,6 +242,18 @@ def test_a_spoilt_request_that_holds_nothing_behind_a_public_prefix_takes_it_alo
     assert idle(cache)
 
 
+def test_a_public_page_that_a_step_in_flight_reads_is_not_evicted_after_a_purge() -> None:
+    cache = public(5)
+    lease = prefill(cache, [*PROMPT, 1, 2, 3, 4], b"a", tenant="a")
+    step = cache.begin_step()
+    lease.release()
+    cache.purge(b"a")
+    cache.check()
+    assert cache.evict(2) == 0
+    cache.end_step(step)
+    assert cache.evict(2) == 2
+
+
 def test_a_public_page_that_a_step_in_flight_reads_is_not_evicted_after_a_reset() -> None:
     cache = public(5)
     lease = prefill(cache, [*PROMPT, 1, 2, 3, 4], b"a", tenant="a")

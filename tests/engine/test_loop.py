@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import queue
 import time
 
+from radixserve.cache.ghosts import Eviction
 from radixserve.engine.core import EngineCore
-from radixserve.engine.messages import Abort, Add, Command, GenerationRequest, Refusal, StepNews
+from radixserve.engine.loop import EngineLoop
+from radixserve.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    GenerationRequest,
+    Look,
+    Looked,
+    News,
+    Refusal,
+    StepNews,
+    Stop,
+)
 from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tenant import OPEN
 from radixserve.tokens import pack
 from tests.engine.looped import looped
 from tests.engine.test_cache_modes import PROMPT, engine
@@ -68,4 +83,31 @@ def test_who_has_left_is_neither_waited_for_nor_refused():
     core = engine(max_num_seqs=1, queue_timeout=60)
     said, refused = run(core, add("a"), add("b", ago=LONG_AGO), Abort("b/0"), add("c"))
     assert refused == {}
-    assert said == {"a/0": 12, "c/0": 12}
+    assert said == {"a/0": 12, "b/0": 0, "c/0": 12}
+
+
+def test_how_long_ago_something_was_evicted_is_right_after_an_idle_minute():
+    seconds = [100.0]
+    gone, other = pack(range(20, 36)), pack(range(100, 116))
+    asked = [_one(gone), _one(other), Look(pack([*range(20, 36), 7]), b"", OPEN)]
+    told: list[News] = []
+
+    def get(wait: bool) -> Command:
+        if not wait:
+            raise queue.Empty
+        if not asked:
+            return Stop()
+        if len(asked) == 1:  # somebody looks after a minute in which nothing happened
+            seconds[0] += 60.0
+        return asked.pop(0)
+
+    core = engine(num_pages=8)
+    EngineLoop(core, get, told.append, clock=lambda: seconds[0]).run()
+    [looked] = [news for news in told if isinstance(news, Looked)]
+    assert looked.missed == Eviction(60.0, own=True)
+
+
+def _one(tokens: bytes) -> Add:
+    """Compute a prompt, and nothing more."""
+    sampling = SamplingParams(max_tokens=0, temperature=0.0)
+    return Add([GenerationRequest(id=tokens.hex(), tokens=tokens, sampling=sampling)], 0.0)

@@ -185,6 +185,10 @@ class FakeFrontend:
         self.ended.append((tenant, namespace, session))
         return 5 if session == "known" else None
 
+    async def emptied(self, known: int) -> int:
+        await asyncio.Event().wait()  # it never is
+        return known
+
     async def purge(self, namespace: bytes) -> Purge:
         if self.refuse is not None:
             raise self.refuse

@@ -16,11 +16,12 @@ import pytest
 
 from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.server.app import create_app
+from radixserve.server.prefixes import FilePrefix, Prefixes
 from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
 from tests.engine.test_process import running
 from tests.server.asking import error_of
-from tests.server.stack import COMPLETIONS, cached, said
+from tests.server.stack import CHAT, COMPLETIONS, cached, said
 
 
 @asynccontextmanager
@@ -29,11 +30,16 @@ async def served(
     how: str = "well",
     *,
     server: Settings | None = None,
+    prefixes: Prefixes | None = None,
     **settings: object,
 ) -> AsyncIterator[tuple[SupervisedLLM, httpx2.AsyncClient]]:
     async with running(directory, how, **settings) as engine:
-        transport = httpx2.ASGITransport(app=create_app(engine, settings=server))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
+        app = create_app(engine, settings=server, prefixes=prefixes)
+        transport = httpx2.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://here") as client,
+        ):
             yield engine, client
 
 
@@ -132,5 +138,53 @@ def test_an_idle_engine_that_loses_what_computes_its_steps_says_why_and_comes_ba
             assert f"{reason} It is started again." in caplog.text
             assert engine.pid != old
             assert said(await client.post(COMPLETIONS, json={"prompt": "a"})) == TEXT[:16]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["well", "commit"])
+def test_named_prefixes_are_computed_again_when_the_engine_has_lost_them(tmp_path, how: str):
+    """With its process, or by a fault that costs it all that is cached."""
+    house, guests = (
+        {"role": "system", "content": text} for text in ("Be kind to all.", "Guests may ask twice.")
+    )
+    declared = {"house": FilePrefix(messages=[house]), "gone": FilePrefix(messages=[guests])}
+
+    async def scenario() -> None:
+        prefixes = Prefixes(declared)
+        async with served(tmp_path, how, prefixes=prefixes) as (engine, client):
+
+            async def computed(name: str) -> int:
+                while True:
+                    for each in (await client.get("/v1/cache/prefixes")).json()["data"]:
+                        if each["name"] == name and each["id"] not in seen:
+                            seen.add(each["id"])
+                            return int(each["computed_tokens"])
+                    await asyncio.sleep(0.01)
+
+            seen: set[str] = set()
+            for name in ("house", "gone"):
+                await computed(name)
+            assert (await client.delete("/v1/cache/prefixes/gone")).status_code == 200
+            body = {"messages": [guests, {"role": "user", "content": "Who?"}]}
+            assert (await client.put("/v1/cache/prefixes/own", json=body)).status_code == 200
+            await computed("own")
+            if how == "well":
+                assert engine.pid is not None
+                os.kill(engine.pid, signal.SIGKILL)
+                await health(client, 503)
+                await health(client, 200)
+            else:
+                answer = await client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 300})
+                assert answer.status_code == 503
+            again = [await computed(name) for name in ("house", "own")]
+            assert min(again) > 8
+            for message, tokens in zip((house, guests), again, strict=True):
+                body = {"messages": [message, {"role": "user", "content": "Who?"}], "max_tokens": 1}
+                asked = await client.post(CHAT, json=body)
+                assert cached(asked) >= tokens - 1
+            listed = (await client.get("/v1/cache/prefixes")).json()["data"]
+            assert {each["name"] for each in listed} == {"house", "own"}
+            assert engine.stats().restarts == (how == "well")
 
     asyncio.run(scenario())

@@ -44,7 +44,7 @@ def test_a_tenant_is_added_and_its_key_shown_once():
             *("add", "acme", "--admin", "--priority", "high", "--weight", "2.5"),
             *("--requests-per-minute", "60", "--tokens-per-minute", "1000"),
             *("--concurrent-requests", "3", "--guaranteed", "0.25", "--maximum", "0.5"),
-            *("--public-prefixes", "--stored", "500MB"),
+            *("--public-prefixes", "--stored", "500MB", "--keep", "0.2"),
         )
     )
     acme = read_tenants(FILE).tenants["acme"]
@@ -54,6 +54,7 @@ def test_a_tenant_is_added_and_its_key_shown_once():
     assert (acme.limits.concurrent_requests, acme.cache.guaranteed) == (3, 0.25)
     assert (acme.cache.maximum, acme.public_prefixes) == (0.5, True)
     assert acme.limits.stored_bytes == 500_000_000
+    assert acme.cache.keep == acme.terms.keep == 0.2
     assert key not in FILE.read_text(encoding="utf-8")
     listed = invoke("list")
     assert key not in listed
@@ -66,7 +67,8 @@ def test_a_tenant_is_added_and_its_key_shown_once():
         "2.5",
         "60 requests/min",
         "500,000,000 bytes stored",
-        "25%",
+        "25% to 50%",
+        "keeps 20% of that",
     ):
         assert word in listed
 
@@ -74,7 +76,15 @@ def test_a_tenant_is_added_and_its_key_shown_once():
 def test_a_tenant_without_settings_has_a_key_and_the_defaults():
     key_in(invoke("add", "plain"))
     assert len(FILE.read_text(encoding="utf-8").splitlines()) == 4
-    assert "usual" in invoke("list")
+    listed = invoke("list")
+    assert "usual" in listed
+    assert "keeps" not in listed
+
+
+def test_a_tenant_that_may_keep_nothing_is_another_than_one_of_whom_nothing_is_said():
+    invoke("add", "acme", "--keep", "0")
+    assert read_tenants(FILE).tenants["acme"].cache.keep == 0.0
+    assert "keeps 0% of that" in invoke("list")
 
 
 def test_keys_are_rotated_and_revoked():
@@ -94,6 +104,7 @@ def test_keys_are_rotated_and_revoked():
         (["add", "acme"], "already"),
         (["add", "bad", "--weight", "-1"], "weight"),
         (["add", "bad", "--guaranteed", "0.5", "--maximum", "0.2"], "not be above maximum"),
+        (["add", "bad", "--keep", "1.5"], "keep"),
         (["add", "self"], "no name"),
         (["rotate", "nobody"], "no tenant nobody"),
         (["revoke", "acme"], r"which key of acme \(........\), or --all"),

@@ -150,6 +150,7 @@ class SupervisedLLM(Asking):
             self._restarts += 1
             try:
                 handle = await self._started()
+                self._lost()
             except RadixServeError as error:
                 handle = None
                 log.error("the engine could not be started again: %s", error)
@@ -181,6 +182,8 @@ class SupervisedLLM(Asking):
     def _take(self, news: News) -> None:
         if isinstance(news, StepNews):
             self._learn(replace(news.stats, restarts=self._restarts))
+        if isinstance(news, Lost):
+            self._lost()
         if isinstance(news, StepNews | Refusal | Lost | Reply):
             self._streams.take(news)
         self._owes, self._silent = self._streams.waiting, 0.0

@@ -40,7 +40,7 @@ async def create_response(request: Request) -> Response:
     visit.tally.explain = visit.tally.explain or bool(ready.fields.explain)
     deltas = service.answers([asked], visit)
     if ready.fields.stream:
-        live = Live(turn, ready.items, deltas, store, tenant, ready.reworded)
+        live = Live(turn, ready.items, asked.namespace, deltas, store, tenant, ready.reworded)
         framing = Framing(opening=turn.begun(), failure=live.failure)
         return EventStream(live.events(), service.settings, headers, framing)
     try:
@@ -48,7 +48,7 @@ async def create_response(request: Request) -> Response:
     except (ApiError, InvalidRequestError) as error:
         raise ready.reworded(error) from error
     if turn.response.store:
-        store.put(tenant, ready.id, Record.of(turn.response, ready.items))
+        store.put(tenant, ready.id, Record.of(turn.response, ready.items, asked.namespace))
     headers |= keep_header(visit.tally.kept())
     return Json(turn.shown(), headers=headers)
 

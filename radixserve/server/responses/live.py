@@ -19,6 +19,7 @@ class Live:
 
     Args:
         items: Of its input.
+        namespace: Of its prompt, within the tenant's.
         reworded: An error as the client knows its own fields.
     """
 
@@ -26,6 +27,7 @@ class Live:
         self,
         turn: Turn,
         items: list[Item],
+        namespace: bytes,
         deltas: Deltas,
         store: Responses,
         tenant: str,
@@ -33,6 +35,7 @@ class Live:
     ):
         self.turn = turn
         self.items = items
+        self.namespace = namespace
         self.wanted = turn.response.store
         """Whether it is stored at its end."""
         self._deltas = deltas
@@ -72,6 +75,11 @@ class Live:
         self._store.finish(self._tenant, self)
         if self._reading is not None:
             self._reading.cancel()
+
+    async def stopped(self) -> None:
+        """Wait until the engine has been told of its end."""
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
 
     def failure(self, error: ApiError) -> bytes:
         """It has failed; returns the events that say so."""

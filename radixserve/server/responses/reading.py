@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import structs
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from radixserve.cache.terms import Keeping
 from radixserve.errors import ContextLengthError, InvalidRequestError
 from radixserve.server.conversation import Conversation, naming_longest, prepared
 from radixserve.server.errors import ApiError, to_api_error
@@ -31,6 +33,8 @@ from radixserve.server.responses.wire import ComparedCacheOptions, Item, Respons
 from radixserve.server.service import Service
 from radixserve.server.wire import ChatRequest, invalid
 
+TURN = "response:"
+"""Before its id: by this name the engine knows where a response ends that others may go on from."""
 SHOWN = ("messages", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
 """What a prompt is made of."""
 
@@ -98,6 +102,8 @@ async def read(request: Request) -> Ready:
             conversation = await _prepared(service, fields, text, request.headers, id, tenant)
     except (ApiError, InvalidRequestError) as error:
         raise reworded(error) from error
+    if fields.store is not False:
+        conversation = _named(conversation, TURN + id)
     ignored += [*text.ignored, *(client_path(name, text.paths) for name in conversation.ignored)]
     # Not what was sent, which may go on from what is stored.
     request.state.visit.body = await service.text_work(partial(_shown, text.asked.chat))
@@ -135,6 +141,13 @@ async def _prepared(
             except ContextLengthError as again:
                 error = again
         raise error
+
+
+def _named(conversation: Conversation, turn: str) -> Conversation:
+    """``conversation`` with a name for where it ends."""
+    request = conversation.request
+    keeping = structs.replace(request.keeping or Keeping(), turn=turn)
+    return replace(conversation, request=structs.replace(request, keeping=keeping))
 
 
 def _sent(fields: ResponsesRequest) -> str | list[dict[str, Any]]:

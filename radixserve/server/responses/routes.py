@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixserve.cache.namespace import of_tenant
+from radixserve.errors import EngineDeadError
 from radixserve.server.errors import ApiError
 from radixserve.server.parameters import page_length
+from radixserve.server.responses.reading import TURN
 from radixserve.server.responses.store import Responses
 from radixserve.server.responses.wire import DeletedResponse, Item, ItemList
+from radixserve.server.service import Service
 from radixserve.server.wire import Json, absent, invalid
 
 MOST_ITEMS = 100
@@ -32,15 +37,25 @@ async def get_response(request: Request) -> Response:
 
 
 async def delete_response(request: Request) -> Response:
-    """One that still runs is cancelled."""
+    """Nobody goes on from it any more: what it alone has cached goes before all else. One that
+    still runs is cancelled."""
+    service: Service = request.app.state.service
     store, tenant, id = _asked(request)
-    live = store.live(tenant, id)
+    live, record = store.live(tenant, id), store.get(tenant, id)
     if live is not None:
         live.wanted = False
         live.cancel()
-    elif not store.remove(tenant, id):
+        await live.stopped()
+        narrow = live.namespace
+    elif record is not None and store.remove(tenant, id):
+        narrow = record.namespace
+    else:
         raise _not_found(id)
-    return Json(DeletedResponse(id))
+    pages = None
+    with suppress(EngineDeadError):  # then nothing is cached any more
+        namespace = of_tenant(tenant or None, narrow)
+        pages = await service.frontend.end_session(tenant, namespace, TURN + id)
+    return Json(DeletedResponse(id, pages or 0))
 
 
 async def cancel_response(request: Request) -> Response:

@@ -37,11 +37,13 @@ class Record:
     input: bytes
     """The items that it came with, without those of earlier responses."""
     previous: str | None
+    namespace: bytes = b""
+    """Of its prompt, within the tenant's."""
 
     @classmethod
-    def of(cls, response: ResponseObject, items: list[Item]) -> Record:
+    def of(cls, response: ResponseObject, items: list[Item], namespace: bytes = b"") -> Record:
         encode = msgspec.json.encode
-        return cls(encode(response), encode(items), response.previous_response_id)
+        return cls(encode(response), encode(items), response.previous_response_id, namespace)
 
     @property
     def size(self) -> int:
@@ -88,7 +90,7 @@ class Responses:
         response = live.turn.response
         self._live.pop((tenant, response.id), None)
         if live.wanted and not live.turn.running:
-            self.put(tenant, response.id, Record.of(response, live.items))
+            self.put(tenant, response.id, Record.of(response, live.items, live.namespace))
 
     def put(self, tenant: str, id: str, record: Record) -> None:
         """Store ``record``, if it is not too large by itself. O(what has to go · tenants)."""

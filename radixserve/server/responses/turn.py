@@ -130,11 +130,12 @@ class Turn:
 
     def _usage(self) -> ResponseUsage:
         usage = self._tally.usage()
-        cached = usage.prompt_tokens_details.cached_tokens
+        details = usage.prompt_tokens_details
+        cached = details.cached_tokens
         written = usage.prompt_tokens - cached if self._writes else 0
         return ResponseUsage(
             usage.prompt_tokens,
-            InputTokensDetails(cached, written),
+            InputTokensDetails(cached, written, details.kept_tokens, details.keep),
             usage.completion_tokens,
             OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
             usage.total_tokens,

@@ -123,6 +123,9 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int
     """Of the prompt, computed and left in the cache."""
+    kept_tokens: int | UnsetType = UNSET
+    """As in chat completions."""
+    keep: str | UnsetType = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
@@ -196,6 +199,8 @@ class ItemList(msgspec.Struct, frozen=True):
 
 class DeletedResponse(msgspec.Struct, frozen=True):
     id: str
+    released_pages: int
+    """That go before all else now."""
     object: str = "response"
     deleted: bool = True
 

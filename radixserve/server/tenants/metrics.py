@@ -21,6 +21,8 @@ PREFIX = "radixserve:tenant_"
 GAUGES: dict[str, tuple[str, Callable[[TenantStats], float]]] = {
     "kv_pages_cached": ("Pages that are cached and not in use.", lambda of: of.pages_cached),
     "kv_pages_held": ("Pages that running requests hold.", lambda of: of.pages_held),
+    "kv_pages_kept": ("Pages that are kept for a time.", lambda of: of.pages_kept),
+    "kv_pages_keep_budget": ("Pages that may be kept at once.", lambda of: of.keep_budget),
     "evicted_pages": ("Pages of it that were evicted lately.", lambda of: of.evictions_suffered),
     "evictions_caused": ("Pages evicted for it lately.", lambda of: of.evictions_caused),
     "service_lag": ("Service by weight ahead of the least served one.", lambda of: of.lag),
@@ -78,6 +80,8 @@ class TenantMetrics:
             gauge = GaugeMetricFamily(PREFIX + name, help_, labels=["model_name", "tenant"])
             sums: dict[str, float] = {}
             for tenant, counts in stats.tenants.items():
+                if tenant == OPEN:
+                    continue  # it is nobody's where there are tenants
                 label = self.label(tenant)
                 sums[label] = sums.get(label, 0.0) + value(counts)
             for label, total in sums.items():

@@ -38,6 +38,7 @@ def test_a_response_is_given_again_until_it_is_deleted(client: TestClient):
             "id": response["id"],
             "object": "response",
             "deleted": True,
+            "released_pages": 0,
         }
         for gone in (client.get(path), client.delete(path), client.post(f"{path}/cancel")):
             assert error_of(gone, 404)["code"] == "response_not_found"

@@ -101,7 +101,10 @@ def test_what_the_engine_knows_of_tenants_is_shown_by_their_names(
             evictions_caused=6,
             lag=7.5,
             waiting=3,
+            pages_kept=3,
+            keep_budget=9,
         ),
+        "": TenantStats(keep_budget=50),
         "gone": TenantStats(pages_cached=4),
         "gone too": TenantStats(pages_cached=3),
     }
@@ -115,6 +118,9 @@ def test_what_the_engine_knows_of_tenants_is_shown_by_their_names(
     assert told["evictions_caused", "alice"] == 6
     assert told["service_lag", "alice"] == 7.5
     assert told["requests_waiting", "alice"] == 3
+    assert told["kv_pages_kept", "alice"] == 3
+    assert told["kv_pages_keep_budget", "alice"] == 9
+    assert told["kv_pages_keep_budget", "other"] == 0
     assert told["kv_pages_cached", "other"] == 7
     assert {labels[1] for labels in told} == {"alice", "other"}
     with TestClient(create_app(frontend)) as client:
