@@ -88,7 +88,7 @@ class Remote:
             ) from error
         except httpx2.RequestError as error:
             raise ServerError(
-                f"The connection to {self.url} failed ({one_line(str(error))}): check the "
+                f"The connection to {self.url} broke off ({one_line(str(error))}): check the "
                 "address and the server's log."
             ) from error
 

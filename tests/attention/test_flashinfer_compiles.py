@@ -1,7 +1,7 @@
 """The kernels of FlashInfer that we ask for exist, and become machine code for an H200.
 
 That needs nvcc and no GPU; linking and running need one. Each takes some twenty seconds, so that
-these tests are run apart: ``pytest -m nvcc``.
+these tests are run apart: ``make test-nvcc``.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ KERNELS = {
     "gated SiLU": "activation.gen_act_and_mul_module('silu')",
 }
 
+UNASKED = "ragged|mask_[23]"
+"""Parts of a module that nobody here calls: prompts without pages, masks of the caller's own."""
+
 PROGRAM = """
-import subprocess, sys
+import re, subprocess, sys
 import torch
 from flashinfer.jit import activation, attention, cascade, norm, page, rope
 bf16, e4m3, i32 = torch.bfloat16, torch.float8_e4m3fn, torch.int32
 spec = eval(sys.argv[1])
 spec.write_ninja()
 built = [line.split()[1].rstrip(":") for line in open(spec.ninja_path) if line.startswith("build ")]
-objects = [target for target in built if target.endswith(".o")]
+objects = [each for each in built if each.endswith(".o") and not re.search(sys.argv[2], each)]
 subprocess.run(["ninja", "-f", str(spec.ninja_path), *objects], cwd=spec.build_dir, check=True)
 print(len(objects))
 """
@@ -59,10 +62,9 @@ def test_it_compiles_for_compute_capability_9(kernel: str, tmp_path: Path):
         "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
         "FLASHINFER_WORKSPACE_BASE": str(tmp_path),
         "PATH": binaries + os.pathsep + os.environ["PATH"],
-        "MAX_JOBS": str(os.cpu_count()),
     }
     made = subprocess.run(
-        [sys.executable, "-c", PROGRAM, KERNELS[kernel]],
+        [sys.executable, "-c", PROGRAM, KERNELS[kernel], UNASKED],
         env=environment,
         capture_output=True,
         text=True,

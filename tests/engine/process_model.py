@@ -1,10 +1,12 @@
-"""A process whose engine runs the simulated model; ``EngineConfig.model`` says how it fails."""
+"""A process whose engine runs the simulated model; ``supervised`` says how it fails.
+
+It is started again and again, and so imports no tokenizer.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,14 +17,9 @@ from radixserve.engine.grammars import Grammars
 from radixserve.engine.messages import Found, RankLost
 from radixserve.engine.process import child
 from radixserve.engine.process.child import Wire
-from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.errors import EngineDeadError, ModelError
 from radixserve.scheduling.plan import Sampled, StepPlan
-from radixserve.text.tokenizer import Tokenizer
 from tests.engine.saying import SayingModel
-from tests.text.tiny import tiny_tokenizer_dir
-
-COMMAND = (sys.executable, "-c", "from tests.engine.process_model import main; main()")
 
 
 class FailingModel(SayingModel):
@@ -68,31 +65,15 @@ def load(config: EngineConfig, wire: Wire) -> tuple[Runner, Grammars, EngineConf
     if (folder / "once").exists():
         (folder / "how").write_text("well")
     wire.send(Found("tiny", str(folder)))
-    tokenizer = Tokenizer.load(folder)
-    [first] = tokenizer.decode([3]).encode()
     if how == "lost":
         threading.Thread(target=lose, args=(folder / "lose", wire), daemon=True).start()
-    return FailingModel(config, 200, 3 - first, how), Grammars(tokenizer.table()), config
+    offset = int((folder / "offset").read_text())
+    return FailingModel(config, 200, offset, how), Grammars(None), config
 
 
 def lose(signal: Path, wire: Wire) -> None:
     """Say that a rank was lost once ``signal``, a FIFO, is written to."""
     wire.tell(RankLost(signal.read_text()))
-
-
-def supervised(
-    directory: Path, how: str = "well", *, once: bool = True, **settings: object
-) -> SupervisedLLM:
-    """An engine whose process fails as ``how`` says; after it was started again, only unless
-    ``once``."""
-    tiny_tokenizer_dir(directory)
-    (directory / "how").write_text(how)
-    if once:
-        (directory / "once").touch()
-    config = EngineConfig(
-        **{"tokenizer": str(directory), "page_size": 4, "max_num_seqs": 8, **settings}
-    )
-    return SupervisedLLM(config, command=COMMAND)
 
 
 def main() -> None:

@@ -50,14 +50,19 @@ def test_eight_greedy_answers_cold_and_warm_are_those_of_transformers(llm: LLM):
     plain = AutoModelForCausalLM.from_pretrained(files.model, dtype=torch.float32)
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     prompts = [unpack(llm.tokenizer.encode_chat(chat)) for chat in chats]
-    expected = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        output = plain.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
-        )
-        answer = output[0, len(prompt) :].tolist()
-        expected.append([token for token in answer if token not in llm.tokenizer.eos_token_ids])
+    ends = llm.tokenizer.eos_token_ids
+    longest = max(map(len, prompts))
+    padded = [[ends[0]] * (longest - len(prompt)) + prompt for prompt in prompts]
+    there = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    outputs = plain.generate(
+        torch.tensor(padded),
+        attention_mask=torch.tensor(there),
+        max_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=ends[0],
+    )
+    answers = outputs[:, longest:].tolist()
+    expected = [[token for token in answer if token not in ends] for answer in answers]
     sampling = SamplingParams(temperature=0.0, max_tokens=NEW)
     cold = llm.generate(prompts, sampling)
     warm = llm.generate(prompts, sampling)

@@ -30,8 +30,8 @@ from radixserve.errors import (
 )
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
-from tests.engine.process_model import supervised
 from tests.engine.saying import TEXT
+from tests.engine.supervised import supervised
 
 PATIENCE = 60
 """Seconds; what takes longer is taken for a hang."""
@@ -364,7 +364,7 @@ def test_stopping_fails_what_is_in_flight(tmp_path):
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from tests.engine.process_model import supervised
+from tests.engine.supervised import supervised
 from tests.engine.test_process import ask
 
 async def main():

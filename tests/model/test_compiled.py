@@ -118,7 +118,10 @@ def test_steps_of_all_sizes_give_the_same_logits_and_compile_nothing_more(
     assert not counters["graph_break"]
 
 
-def test_a_warm_answer_is_the_cold_one_and_that_of_the_model_as_it_is(tmp_path: Path):
+def test_a_warm_answer_is_the_cold_one_and_that_of_the_model_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compiled, "COMPILER", "eager")
     files = ModelFiles(tiny.save(tmp_path, GEMMA), tmp_path, "tiny")
     settings = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
     answers = []
@@ -202,6 +205,7 @@ def test_a_compiled_model_whose_pages_are_not_its_own_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """What is compiled is compared with the model's own attention once more."""
+    monkeypatch.setattr(compiled, "COMPILER", "eager")
     tiny.save(tmp_path, GEMMA)
 
     def elsewhere(
