@@ -187,6 +187,7 @@ class Ours:
             raise CaseError(f"{len(deltas)} of {len(generated)} requests got a token in a step")
 
     def _add(self, prompts: Sequence[bytes], sampling: SamplingParams) -> list[str]:
+        self.core.cache.time = perf_counter()
         names = []
         for prompt in prompts:
             self._asked += 1

@@ -169,9 +169,10 @@ class Admission:
         if anchor.pages and (anchor.children is None or len(anchor.children) == 1):
             self.reuse.used(self._clock.age(anchor.last_use), len(anchor.pages))
 
-    def pay(self, lease: Lease) -> None:
+    def pay(self, lease: Lease, leaf: Node | None) -> None:
         """``lease`` ends, which may owe pages: so many at its end become a newcomer, with what was
-        one before, unless nothing is young. O(log leaves)."""
+        one before, unless nothing is young; and ``leaf``, the open block that it leaves, if it
+        leaves one. O(log leaves)."""
         anchor = lease.anchor
         pages = lease.owed if lease.reused < KNOWN * lease.computed else 0
         if anchor.pins > 1 or not (pages or anchor.newcomer):
@@ -182,13 +183,10 @@ class Admission:
             if coldest is None or coldest <= self.old():
                 carried = 0
         anchor.newcomer = min(len(anchor.pages), carried + pages)
-        if anchor.newcomer and anchor.children is not None and len(anchor.children) == 1:
-            leaf = anchor.children[0]
-            if len(leaf.pages) == 1 and not leaf.pins and leaf.children is None:
-                # The open block that it leaves.
-                leaf.account.order.remove(leaf)
-                leaf.newcomer = 1
-                leaf.account.order.add(leaf)
+        if leaf is not None and carried + pages:
+            leaf.account.order.remove(leaf)
+            leaf.newcomer = 1
+            leaf.account.order.add(leaf)
 
 
 def _bin(age: float) -> int:

@@ -33,13 +33,15 @@ class EvictionOrder:
     after.
     """
 
-    __slots__ = ("_awaited", "_kept", "_leaves", "_newcomers")
+    __slots__ = ("_awaited", "_kept", "_late", "_leaves", "_newcomers")
 
     def __init__(self) -> None:
         self._leaves: SortedKeyList[Node, int] = SortedKeyList(key=_place)
         # Most tenants never have any of these.
         self._awaited: SortedKeyList[Node, int] | None = None
         """With those that nobody comes back for, which are awaited last of all."""
+        self._late: SortedKeyList[Node, int] | None = None
+        """Those that nobody waits for any more, though somebody was expected."""
         self._kept: SortedKeyList[Node, int] | None = None
         # Those of the leaves that end in pages of newcomers.
         self._newcomers: SortedKeyList[Node, int] | None = None
@@ -58,6 +60,9 @@ class EvictionOrder:
         Raises:
             ValueError: the leaf is not in the order.
         """
+        if leaf.kept < 0 and self._late and leaf in self._late:
+            self._late.remove(leaf)
+            return
         (self._apart(leaf.kept) if leaf.kept else self._leaves).remove(leaf)
         if leaf.newcomer and not leaf.kept and self._newcomers is not None:
             self._newcomers.remove(leaf)
@@ -65,11 +70,17 @@ class EvictionOrder:
     def pop(self, last_use: int, clock: StepClock, old: int | None = None) -> Node | None:
         """Take out the first leaf that was not in use after ``last_use``. What was kept until now
         is kept no longer. Of those that go by age, what was in use after ``old`` goes after
-        newcomers. O(log leaves)."""
+        newcomers. O(log leaves), amortized."""
         kept, awaited = self._kept, self._awaited
         while kept and end_of(kept[0].kept) <= clock.now:
             self._set_free(kept.pop(0))
-        leaf = self._by_age(last_use, clock)
+        while awaited and due(awaited[-1].kept) + SLACK <= clock.now:
+            if self._late is None:
+                self._late = SortedKeyList(key=_place)
+            self._late.add(awaited.pop())
+        leaf = self._coldest()
+        if leaf is not None and leaf.last_use > last_use:
+            leaf = None
         last = _first(awaited, last_use) if awaited else None
         if last is not None and (leaf is None or _later(last, leaf, clock)):
             leaf = last
@@ -84,26 +95,25 @@ class EvictionOrder:
 
     def coldest(self) -> int | None:
         """When the coldest leaf that goes by age was last in use. O(1)."""
-        return self._leaves[0].last_use if self._leaves else None
+        leaf = self._coldest()
+        return None if leaf is None else leaf.last_use
 
     def leaves(self) -> list[Node]:
-        """All of them; of 2., those that are awaited come first. O(leaves)."""
-        return [*(self._awaited or ()), *self._leaves, *(self._kept or ())]
+        """All of them; of 2., those that are awaited come first, or were. O(leaves)."""
+        lists = (self._awaited, self._late, self._leaves, self._kept)
+        return [leaf for each in lists for leaf in each or ()]
 
     def sound(self) -> bool:
         """Whether every leaf stands where it has to now. O(leaves log leaves)."""
         if list(self._newcomers or ()) != [leaf for leaf in self._leaves if leaf.newcomer]:
             return False
-        lists = [each for each in (self._awaited, self._leaves, self._kept) if each is not None]
+        signs = ((self._awaited, -1), (self._late, -1), (self._leaves, 0), (self._kept, 1))
         return all(
-            all(leaf in each for leaf in each)
+            all(leaf in each and (leaf.kept > 0) - (leaf.kept < 0) == sign for leaf in each)
             and all(each.key(first) < each.key(second) for first, second in pairwise(each))
-            for each in lists
-        ) and [(leaf.kept > 0) - (leaf.kept < 0) for leaf in self.leaves()] == [
-            *[-1] * len(self._awaited or ()),
-            *[0] * len(self._leaves),
-            *[1] * len(self._kept or ()),
-        ]
+            for each, sign in signs
+            if each is not None
+        )
 
     # Below here: the parts of the above
 
@@ -116,12 +126,12 @@ class EvictionOrder:
             self._kept = SortedKeyList(key=_kept_place)
         return self._kept
 
-    def _by_age(self, last_use: int, clock: StepClock) -> Node | None:
-        """The coldest, or who is late, if that is colder; unless it was in use too lately."""
+    def _coldest(self) -> Node | None:
+        """The first of those that go by age."""
         leaf = self._leaves[0] if self._leaves else None
-        if self._awaited and due((late := self._awaited[-1]).kept) + SLACK <= clock.now:
-            leaf = late if leaf is None or _place(late) < _place(leaf) else leaf
-        return leaf if leaf is not None and leaf.last_use <= last_use else None
+        if self._late and (leaf is None or _place(self._late[0]) < _place(leaf)):
+            leaf = self._late[0]
+        return leaf
 
     def _set_free(self, leaf: Node) -> None:
         leaf.account.kept.move(len(leaf.pages), leaf.kept, 0)

@@ -145,7 +145,7 @@ def keep_first_block(tree: RadixTree, leaf: Node, kept: int) -> None:
 
 def let_go(tree: RadixTree, sessions: Sessions, gone: End) -> int:
     """Nobody comes back for what ended at ``gone``: what of the path nobody else holds, continues
-    or ends at goes before all else. Returns how many pages that are. O(edges + names).
+    or ends at goes before all else. Returns how many pages that are. As ``_put_back``.
 
     Neither do the first ``gone.shared`` tokens, which were there before, nor what is kept for
     longer than the end of what is kept: others come back for that. What stays for the sake of those
@@ -159,7 +159,7 @@ def let_go(tree: RadixTree, sessions: Sessions, gone: End) -> int:
 
 def await_return(tree: RadixTree, lease: Lease, rank: int) -> None:
     """Somebody goes on from ``lease``, which was a turn of a conversation and is released, when
-    ``rank`` says. O(edges)."""
+    ``rank`` says. O(edges + children)."""
     sessions = lease.account.sessions
     if sessions is None or lease.turn is None:
         return
@@ -173,7 +173,8 @@ def await_return(tree: RadixTree, lease: Lease, rank: int) -> None:
 def _put_back(tree: RadixTree, sessions: Sessions, turn: End, rank: int, *, kept: int = 0) -> int:
     """The path to ``turn`` is to go as ``rank``, below 0, says, as far as nobody else holds it or
     is awaited sooner, behind what was there before it. Where nobody is awaited at all, nothing else
-    that has a name may end there. Returns how many pages that are. O(edges + names).
+    that has a name may end there. Returns how many pages that are. O(edges + their children +
+    names).
 
     What is kept for longer than ``kept`` says, is so still.
     """

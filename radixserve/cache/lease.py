@@ -231,7 +231,7 @@ class Lease:
         if keep:
             self._end_turn(leaf or self.anchor)
             if cache.allocator.admission is not None:
-                cache.allocator.admission.pay(self)
+                cache.allocator.admission.pay(self, leaf)
             cache.unpin(self.anchor)
         else:
             cache.drop(self.anchor)

@@ -70,19 +70,19 @@ class PrefixCache:
 
     @property
     def now(self) -> int:
-        """The step counter, which is the only clock here."""
+        """The newest step, by which age is told."""
         return self.pool.begun
 
     @property
     def time(self) -> int:
-        """Whole seconds of the engine's clock, by which prefixes are kept and evictions are
-        remembered; whoever has the clock sets it."""
+        """Whole seconds of the engine's clock; whoever has that sets it, and never back."""
         return self.accounts.time
 
     @time.setter
     def time(self, seconds: float) -> None:
-        self.accounts.time = int(seconds)
-        self.allocator.clock.now = self.allocator.ghosts.now = seconds
+        clock, ghosts = self.allocator.clock, self.allocator.ghosts
+        clock.now = ghosts.now = max(seconds, clock.now)
+        self.accounts.time = int(clock.now)
 
     @property
     def evicted(self) -> int:

@@ -11,29 +11,54 @@ A turn has a name of its own where others may go on from it: then a conversation
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from radixserve.cache.node import Node, Root
 
 MOST = 4096
 """Names of one tenant; of more, those that had no turn for longest are forgotten."""
+ENDLESS = 1 << 62
+"""Longer than anything is."""
 
 Name = tuple[bytes, str]
 """A namespace, and what the conversation, or the turn, is called in it."""
 
 
 @dataclass(slots=True, eq=False)
+class Place:
+    """A node in which something ends, behind its beginning and not behind its end; or a root, when
+    all of that is gone.
+
+    What is cut off from the node, page by page, moves one limit and not thousands of ends.
+    """
+
+    node: Node
+    limit: int = ENDLESS
+    """Tokens; none of ``names`` ends behind it."""
+    names: set[Name] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
 class End:
     """Where something that has a name ends."""
 
-    node: Node
-    """Behind whose beginning, and not behind its end; or a root, when all of it is gone."""
-    tokens: int
-    """How long it is."""
+    place: Place
+    length: int
+    """Tokens that it had, of which those up to the limit of ``place`` are left."""
     shared: int
     """Tokens of it, in whole blocks, that were there before and are not its own to let go of."""
     session: Name | None = None
     """The conversation that it is a turn of."""
+
+    @property
+    def node(self) -> Node:
+        """The node that it ends in, or a root. O(1)."""
+        return self.place.node
+
+    @property
+    def tokens(self) -> int:
+        """How long it is. O(1)."""
+        return min(self.length, self.place.limit)
 
 
 class Sessions:
@@ -43,7 +68,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._ends: OrderedDict[Name, End] = OrderedDict()
-        self._at: dict[Node, set[Name]] = {}
+        self._at: dict[Node, Place] = {}
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -57,10 +82,11 @@ class Sessions:
 
     def put(self, name: Name, node: Node, found: int, session: Name | None = None) -> None:
         """It ends where ``node`` does now; ``found`` tokens of this turn, in whole blocks, were
-        cached before. A turn says which conversation's it is. O(1)."""
+        cached before. A turn says which conversation's it is. O(1), and O(names of the node)
+        when it was cut and has grown since."""
         before = self.pop(name)
-        self._ends[name] = End(node, node.end, before.shared if before else found, session)
-        self._at.setdefault(node, set()).add(name)
+        shared = before.shared if before else found
+        self._ends[name] = End(self._enter(name, node), node.end, shared, session)
         if len(self._ends) > MOST:
             self.pop(next(iter(self._ends)))
 
@@ -83,7 +109,7 @@ class Sessions:
         """Forget it, and where it ended; None if there is none of this name. O(1)."""
         found = self._ends.pop(name, None)
         if found is not None:
-            self._leave(name, found.node)
+            self._leave(name, found.place)
         return found
 
     def any_at(self, node: Node) -> bool:
@@ -92,33 +118,48 @@ class Sessions:
 
     def inherit(self, node: Node, shared: int) -> None:
         """What ended behind ``node``, and had all but ``shared`` tokens of the path to it for its
-        own, is over: those that go on from there have it now. O(names + edges)."""
+        own, is over: those that go on from there have it now. O(names + nodes above their ends)."""
+        passes = {node: True}
         for end in self._ends.values():
-            if shared < end.shared <= node.end and _passes(end.node, node):
+            if shared < end.shared <= node.end and _passes(end.node, passes):
                 end.shared = shared
 
     def move(self, node: Node, to: Node | None) -> None:
         """``node`` is gone: what ended there ends in ``to``, at its end at last, or nowhere.
-        O(its names)."""
-        for name in self._at.pop(node, ()):
-            if to is None:
+        O(1), or O(names of either) where others end in ``to``, mostly of that which has fewer."""
+        place = self._at.pop(node, None)
+        if place is None:
+            return
+        if to is None:
+            for name in place.names:
                 del self._ends[name]
-                continue
-            end = self._ends[name]
-            end.node, end.tokens = to, min(end.tokens, to.end)
-            self._at.setdefault(to, set()).add(name)
+            return
+        place.node = to
+        if to.end < node.end:
+            place.limit = min(place.limit, to.end)
+        there = self._at.get(to)
+        if there is not None:
+            few, place = sorted((place, there), key=_size)
+            if place.limit < min(few.limit, to.end):
+                self._settle(place)
+            for name in few.names:
+                end = self._ends[name]
+                end.length, end.place = end.tokens, place
+            place.names |= few.names
+        self._at[to] = place
 
     def split(self, node: Node, upper: Node) -> None:
         """``upper`` is the part that a split took off ``node``. O(names of the node)."""
-        for name in list(self._at.get(node, ())):
+        place = self._at.get(node)
+        for name in list(place.names) if place is not None else ():
             if (end := self._ends[name]).tokens <= upper.end:
                 self._put_at(name, end, upper)
 
     def shorten(self, node: Node) -> None:
-        """``node`` is shorter now. O(its names)."""
-        for name in self._at.get(node, ()):
-            end = self._ends[name]
-            end.tokens = min(end.tokens, node.end)
+        """``node`` is shorter now. O(1)."""
+        place = self._at.get(node)
+        if place is not None:
+            place.limit = min(place.limit, node.end)
 
     def places(self) -> list[Node]:
         """Where any ends. O(names)."""
@@ -126,10 +167,14 @@ class Sessions:
 
     def sound(self) -> bool:
         """Whether both ways to look at them agree, and all end where they say. O(names)."""
-        there = {(node, name) for node, names in self._at.items() for name in names}
-        return there == {(end.node, name) for name, end in self._ends.items()} and all(
-            isinstance(end.node, Root) or end.node.start < end.tokens <= end.node.end
-            for end in self._ends.values()
+        there = {(name, place) for place in self._at.values() for name in place.names}
+        return (
+            there == {(name, end.place) for name, end in self._ends.items()}
+            and all(node is place.node and place.names for node, place in self._at.items())
+            and all(
+                isinstance(end.node, Root) or end.node.start < end.tokens <= end.node.end
+                for end in self._ends.values()
+            )
         )
 
     # Below here: the parts of the above
@@ -139,25 +184,50 @@ class Sessions:
         whole = self._ends[name]
         if (whole.node, whole.tokens) != (turn.node, turn.tokens):
             return
-        whole.tokens = min(whole.tokens, turn.shared)
-        while whole.tokens <= whole.node.start and whole.node.parent is not None:
+        whole.length = min(whole.tokens, turn.shared)
+        while whole.length <= whole.node.start and whole.node.parent is not None:
             self._put_at(name, whole, whole.node.parent)
 
     def _put_at(self, name: Name, end: End, node: Node) -> None:
-        self._leave(name, end.node)
-        end.node = node
-        self._at.setdefault(node, set()).add(name)
+        end.length = end.tokens
+        self._leave(name, end.place)
+        end.place = self._enter(name, node)
 
-    def _leave(self, name: Name, node: Node) -> None:
-        names = self._at[node]
-        names.discard(name)
-        if not names:
-            del self._at[node]
+    def _enter(self, name: Name, node: Node) -> Place:
+        """``name`` ends somewhere in ``node``."""
+        place = self._at.get(node)
+        if place is None:
+            place = self._at[node] = Place(node)
+        elif place.limit < node.end:
+            self._settle(place)
+        place.names.add(name)
+        return place
+
+    def _leave(self, name: Name, place: Place) -> None:
+        place.names.discard(name)
+        if not place.names:
+            del self._at[place.node]
+
+    def _settle(self, place: Place) -> None:
+        """What ends there ends where it does now, so that others may end behind the limit."""
+        for name in place.names:
+            end = self._ends[name]
+            end.length = end.tokens
+        place.limit = ENDLESS
 
 
-def _passes(node: Node, above: Node) -> bool:
-    """Whether the path to ``node`` leads through ``above``. O(edges)."""
+def _size(place: Place) -> int:
+    return len(place.names)
+
+
+def _passes(node: Node, passes: dict[Node, bool]) -> bool:
+    """Whether the path to ``node`` leads through one that ``passes`` says so of; tells it of all
+    that it has seen. O(edges that it has not)."""
+    seen: list[Node] = []
     at: Node | None = node
-    while at is not None and at is not above:
+    while at is not None and at not in passes:
+        seen.append(at)
         at = at.parent
-    return at is not None
+    found = at is not None and passes[at]
+    passes.update(dict.fromkeys(seen, found))
+    return found

@@ -12,6 +12,7 @@ from radixserve.cache.errors import CacheError
 from radixserve.cache.keeping import forget, move_sessions, shorten_sessions, split_sessions
 from radixserve.cache.node import Node, Root, Tokens, common_blocks, upper, walk
 from radixserve.cache.quota import Account, Accounts
+from radixserve.cache.roots import Roots
 from radixserve.tokens import TOKEN_BYTES
 
 
@@ -19,7 +20,7 @@ class RadixTree:
     """Nodes, pins and eviction orders; knows nothing of leases or of the page pool."""
 
     __slots__ = (
-        "_seams",
+        "_roots",
         "_serial",
         "accounts",
         "block",
@@ -36,12 +37,8 @@ class RadixTree:
         self.accounts = accounts
         self.block = page_size * TOKEN_BYTES
         """Bytes of one block."""
-        self.roots: dict[bytes, Root] = {}
-        """One a namespace, so that namespaces never meet among one node's neighbours."""
-        self.hung: dict[tuple[bytes, bytes], Root] = {}
-        """Those that hang below a public prefix, by namespace and prefix."""
-        self._seams: dict[Node, int] = {}
-        """How many roots hang below a node. It is no leaf then, and stays a node of its own."""
+        self._roots = Roots()
+        self.roots, self.hung = self._roots.named, self._roots.hung
         self.nodes = 0
         self.pages = 0
         """Pages of all attached nodes."""
@@ -94,12 +91,12 @@ class RadixTree:
     def root(self, namespace: bytes, account: Account) -> Root:
         """A new root for ``namespace``, which has none. O(1)."""
         root = Root(namespace, account, serial=self._count())
-        self.roots[namespace] = root
+        self._roots.put(root)
         return root
 
     def all_roots(self) -> list[Root]:
         """What hangs below public prefixes first. O(roots)."""
-        return [*self.hung.values(), *self.roots.values()]
+        return self._roots.all()
 
     def hang(self, above: Node, prefix: bytes, namespace: bytes, tenant: str) -> Root:
         """The root of ``namespace`` below ``above``, the pinned end of a public prefix; made for
@@ -108,15 +105,12 @@ class RadixTree:
         if root is None:
             account = self.accounts.of(tenant)
             root = Root(namespace, account, serial=self._count(), above=above, prefix=prefix)
-            self.hung[namespace, prefix] = root
-            self._seams[above] = self._seams.get(above, 0) + 1
-            if above.children is None:
-                above.keys, above.children = [], []
+            self._roots.put(root)
         return root
 
     def hanging(self, node: Node) -> int:
         """How many roots hang below ``node``. O(1)."""
-        return self._seams.get(node, 0)
+        return self._roots.below(node)
 
     def split(self, node: Node, at: int) -> Node:
         """Cut ``node`` after ``at`` bytes of its key and return the new upper part.
@@ -246,7 +240,7 @@ class RadixTree:
         how many are still held. O(nodes)."""
         parent = top.parent
         if isinstance(top, Root):
-            self._forget(top)
+            self._roots.forget(top)
         elif parent is not None:
             self._take_out(parent, top)
         nodes, held = list(walk(top)), 0
@@ -296,7 +290,7 @@ class RadixTree:
         """Put a node that was just unpinned, or lost a child, where it belongs."""
         if isinstance(node, Root):
             if node.children is None and not node.pins:
-                self._forget(node)
+                self._roots.forget(node)
                 self.nodes -= 1
                 self._unhang(node)
         elif node.children is None:
@@ -316,7 +310,7 @@ class RadixTree:
         child = children[0]
         if self.is_open(child) or node.pins != (1 if child.pins else 0):
             return
-        if node in self._seams or node.kept != child.kept:
+        if self._roots.below(node) or node.kept != child.kept:
             return
         move_sessions(node, child)
         newcomer = child.joined_newcomer(node)
@@ -359,28 +353,14 @@ class RadixTree:
             return
         place = self._place(parent, child)
         del parent.keys[place], parent.children[place]
-        if not parent.children and parent not in self._seams:
+        if not parent.children and not self._roots.below(parent):
             parent.keys = parent.children = None
-
-    def _forget(self, root: Root) -> None:
-        """Nobody finds ``root`` any more."""
-        if root.above is None:
-            del self.roots[root.namespace]
-        else:
-            del self.hung[root.namespace, root.prefix]
 
     def _unhang(self, root: Root) -> None:
         """Nothing is left below ``root``: the end of its public prefix may go now too."""
-        above, root.above = root.above, None
+        above = self._roots.unhang(root)
         if above is None:
             return
-        above.last_use = max(above.last_use, root.last_use)
-        self._seams[above] -= 1
-        if self._seams[above]:
-            return
-        del self._seams[above]
-        if not above.children:
-            above.keys = above.children = None
         self.accounts.changed.add(above.account)
         if above.attached:
             self._settle(above)

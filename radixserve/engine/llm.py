@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -18,7 +19,13 @@ from radixserve.engine.core import EngineCore
 from radixserve.engine.frontend import TextRequest, TokenLogprob
 from radixserve.engine.garbage import spare_what_is_loaded
 from radixserve.engine.grammars import Grammars
-from radixserve.engine.messages import CacheMode, EngineStats, FinishReason, Usage
+from radixserve.engine.messages import (
+    CacheMode,
+    EngineStats,
+    FinishReason,
+    GenerationDelta,
+    Usage,
+)
 from radixserve.engine.model_files import prepare, settle
 from radixserve.errors import RadixServeError
 from radixserve.model import ranks
@@ -179,13 +186,17 @@ class LLM:
             for identity in answers:
                 self.core.abort(identity)
             while not self.core.idle:  # a step that went on with those that have ended
-                self.core.step()
+                self._step()
         return outputs
+
+    def _step(self) -> list[GenerationDelta]:
+        self.core.cache.time = monotonic()
+        return self.core.step()
 
     def _finished(self, answers: dict[str, tuple[Answer, RequestOutput]]) -> Iterator[str]:
         """Step until all are answered; yields the id of each as it ends."""
         while answers:
-            for delta in self.core.step():
+            for delta in self._step():
                 answer, output = answers[delta.id]
                 news = answer.take(delta)
                 if news.error is not None:

@@ -335,28 +335,41 @@ class Simulation:
     def _tenants(self) -> list[Account]:
         return [each for each in self.cache.accounts if each is not self.cache.accounts.public]
 
-    def _first(self, leaves: list[Node]) -> Node:
-        """The one that is to lose the next page when nobody in particular asks."""
+    def _first(self, leaves: list[Node], asks: Account | None = None) -> Node:
+        """The one that is to lose the next page, for the sake of somebody or of nobody."""
         losing = min(map(self._loses, leaves))
-        leaves = [leaf for leaf in leaves if self._loses(leaf) == losing]
+        return self._goes([leaf for leaf in leaves if self._loses(leaf) == losing], asks)
+
+    def _goes(self, leaves: list[Node], asks: Account | None) -> Node:
+        """Which of one account's goes."""
         clock = self.cache.allocator.clock
-        awaited = [leaf for leaf in leaves if leaf.kept < 0]
-        late = max(awaited, key=lambda leaf: (leaf.kept, *_age(leaf)), default=None)
-        others = [leaf for leaf in leaves if leaf.kept >= 0]
-        if late is not None and due(late.kept) + SLACK <= clock.now:
-            others.append(late)
+        others = [leaf for leaf in leaves if leaf.kept >= 0 or due(leaf.kept) + SLACK <= clock.now]
+        awaited = [leaf for leaf in leaves if leaf not in others]
         last = min(awaited, key=lambda leaf: (leaf.kept, *_age(leaf)), default=None)
         kept = {leaf: leaf.kept if end_of(leaf.kept) > clock.now else 0 for leaf in others}
         other = min(others, key=lambda leaf: (kept[leaf], *_age(leaf)), default=None)
-        if last is None or other is None:
-            found = last or other
-            assert found is not None
-            return found
+        if last is None:
+            assert other is not None
+            return self._passes_by(other, kept, asks)
+        if other is None:
+            return last
         waits = due(last.kept) - clock.now
         unused = clock.age(other.last_use) + UNUSED
         self.seen["awaited before the coldest"] += waits > unused and last.kept != DONE
         self.seen["awaited behind the coldest"] += waits <= unused
-        return last if kept[other] or waits > unused else other
+        return last if kept[other] or waits > unused else self._passes_by(other, kept, asks)
+
+    def _passes_by(self, other: Node, kept: dict[Node, int], asks: Account | None) -> Node:
+        """``other`` goes by age; if it is young and somebody asks, a newcomer goes for it."""
+        admission, clock = self.cache.allocator.admission, self.cache.allocator.clock
+        if admission is None or asks is None or kept[other] > 0:
+            return other
+        old = clock.last_before(admission.reuse.patience)
+        newcomers = [leaf for leaf in kept if leaf.newcomer and not kept[leaf]]
+        if other.last_use <= old or not newcomers:
+            return other
+        self.seen["newcomers before the young"] += 1
+        return min(newcomers, key=_age)
 
     def _loses(self, leaf: Node) -> tuple[object, ...]:
         """By whom the next page is to be lost when nobody in particular asks."""
@@ -457,6 +470,7 @@ class Simulation:
         tenant = TENANTS[sequence.namespace]
         available = self.cache.available_to(tenant)
         fair = self._entitled(tenant)
+        goes = self._expected_to_go(lease.account, needed)
         if not lease.extend(count):
             assert lease.pages == row
             if not self.steps:
@@ -473,8 +487,22 @@ class Simulation:
         changed = [page for page in lease.pages if page not in row]
         assert len(changed) == needed
         self._expect_untouched(array("i", changed))
+        assert goes is None or goes in changed, "another page than the first went"
         self.seen["copies on write"] += shared
         return True
+
+    def _expected_to_go(self, account: Account, needed: int) -> int | None:
+        """The only page that has to go for ``needed`` ones, if that is plain to see."""
+        cache = self.cache
+        if needed != cache.pool.free + 1 or account.used + needed > account.quota.maximum:
+            return None
+        cold = self._cold()
+        leaves = [leaf for leaf in cold if not self._loses(leaf)[0]]
+        leaves = leaves or [leaf for leaf in cold if leaf.account is account]
+        if not leaves:
+            return None  # there is none but what is guaranteed to others
+        self.seen["the first page went"] += 1
+        return self._first(leaves, account).pages[-1]
 
     def _expect_untouched(self, pages: array[int]) -> None:
         assert 0 not in pages, "the scratch page was handed out"

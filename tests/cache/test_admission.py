@@ -7,7 +7,7 @@ import pytest
 from radixserve.cache.admission import FIRST, Admission, Reuse
 from radixserve.cache.clock import StepClock
 from radixserve.cache.prefix_cache import PrefixCache
-from tests.cache.serving import found, idle, prefill, serve
+from tests.cache.serving import found, idle, order, prefill, serve
 
 
 class Server:
@@ -177,3 +177,29 @@ def test_the_clock_of_steps_is_bounded_and_right() -> None:
     assert admission.old() == pytest.approx(99_999 - FIRST / 0.05, abs=3)
     clock.now += 1000
     assert admission.old() >= 99_999
+
+
+def test_a_newcomer_is_what_somebody_leaves_and_not_what_was_there_behind_it() -> None:
+    cache = PrefixCache(13, 1, adaptive=True)
+    serve(cache, [1, 2, 3])
+    lease = prefill(cache, [1, 2])
+    lease.owed, lease.reused = 1, 0
+    lease.release()
+    (leaf,) = order(cache).leaves()
+    assert (leaf.end, leaf.newcomer) == (3, 0)
+
+
+def test_a_block_that_was_begun_is_a_newcomer_too_whatever_else_follows() -> None:
+    cache = PrefixCache(13, 4, adaptive=True)
+    serve(cache, [1, 2, 3, 4, 5])
+    lease = prefill(cache, [1, 2, 3, 4, 6])
+    lease.owed, lease.reused = 2, 0
+    lease.release()
+    assert sorted((leaf.end, leaf.newcomer) for leaf in order(cache).leaves()) == [(5, 0), (5, 1)]
+
+
+def test_time_never_goes_back() -> None:
+    cache = PrefixCache(13, 1, adaptive=True)
+    cache.time = 20.5
+    cache.time = 10.0
+    assert (cache.time, cache.allocator.clock.now) == (20, 20.5)

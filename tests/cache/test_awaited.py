@@ -72,6 +72,18 @@ def test_who_is_late_is_not_waited_for(late: int, first: int) -> None:
     assert server.lost((1,), (2,))[0] == first
 
 
+def test_all_who_are_late_go_by_age_whoever_is_most_so() -> None:
+    server = Server()
+    server.at(10)
+    server.ask(1, back=60)
+    server.at(20)
+    server.ask(2)
+    server.at(30)
+    server.ask(3, back=5)
+    server.at(10 + 60 + SLACK)
+    assert server.lost((1,), (2,), (3,)) == [0, 1, 2]
+
+
 def test_who_has_come_back_is_awaited_no_more() -> None:
     server = Server()
     server.ask(1, 2, back=3600)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.tokens import TOKEN_BYTES, pack
+from radixserve.cache.terms import Keeping
+from radixserve.tenant import OPEN
+from radixserve.tokens import TOKEN_BYTES, pack, unpack
 from tests.cache.cost import CountingBytes, bytecodes
 from tests.cache.serving import append, compute, found, prefill, serve
 
@@ -40,6 +42,50 @@ def test_a_call_among_twenty_thousand_leaves_costs_what_it_costs_among_a_thousan
     few, many = costs
     assert few > 1000
     assert many < 2 * few
+
+
+@pytest.mark.parametrize("blocks", [1, 30])
+def test_pages_go_as_easily_where_a_thousand_conversations_end(blocks: int):
+    """In one node of many blocks, or in many nodes of one."""
+    costs = []
+    for count in (10, 1000):
+        cache = PrefixCache(100, 4)
+        prompt = range(4 * 30)
+        for end in range(4 * blocks, 4 * 30, 4 * blocks):
+            serve(cache, [*prompt[:end], *[-1] * 4])
+        for number in range(count):
+            lease = prefill(cache, prompt)
+            cache.finish(lease, Keeping(session=str(number)))
+
+        def evict(cache: PrefixCache = cache) -> None:
+            for _ in range(20):
+                assert cache.evict(1) == 1
+
+        costs.append(bytecodes(evict))
+        cache.check()
+    few, many = costs
+    assert few > 1000
+    assert many < 2 * few
+
+
+def test_the_end_of_a_branch_costs_each_name_and_each_node_once():
+    """Each conversation began behind the first block, and goes on along all of the others."""
+    costs = []
+    for edges in (20, 200):
+        cache, packed = chain(edges, 16 * edges)
+        prompt = unpack(packed)
+        for number in range(300):
+            for length in (8, len(prompt)):
+                lease = prefill(cache, prompt[:length])
+                cache.finish(lease, Keeping(session=str(number)), 4)
+        lease = prefill(cache, [7, *prompt])
+        cache.finish(lease, Keeping(session="other"))
+        with prefill(cache, [7, *prompt[:100]]):
+            costs.append(bytecodes(lambda cache=cache: cache.end_session(OPEN, b"", "other")))
+        cache.check()
+    few, many = costs
+    assert few > 1000
+    assert many < 3 * few
 
 
 def chain(edges: int, tokens: int) -> tuple[PrefixCache, bytes]:

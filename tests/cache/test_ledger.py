@@ -383,7 +383,7 @@ def _session_that_ends_outside(busy: Busy) -> None:
 def _session_that_is_longer_than_what_it_ends_in(busy: Busy) -> None:
     sessions = busy.lease.account.sessions
     assert sessions is not None
-    next(iter(sessions._ends.values())).tokens += 1000
+    next(iter(sessions._ends.values())).length += 1000
 
 
 def _session_forgotten_where_it_ends(busy: Busy) -> None:

@@ -413,7 +413,7 @@ def _plant_root_at_another_depth(cache: PrefixCache) -> None:
 def _plant_root_miscounted(cache: PrefixCache) -> None:
     above = _hung(cache).above
     assert above is not None
-    cache.tree._seams[above] += 1
+    cache.tree._roots._below[above] += 1
 
 
 def _plant_public_pages_on_a_tenant(cache: PrefixCache) -> None:

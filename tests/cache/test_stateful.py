@@ -37,6 +37,8 @@ def test_twenty_thousand_random_operations_never_read_a_wrong_slot_or_lose_a_pag
         "sessions that ended",
         "turns that ended",
         "pages owed",
+        "the first page went",
+        "newcomers before the young",
         "awaited before the coldest",
         "awaited behind the coldest",
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ def test_more_prompts_than_a_server_would_let_wait_are_all_answered(llm: LLM):
     outputs = llm.generate(prompts, one)
     assert [unpack(output.prompt_token_ids) for output in outputs] == prompts
     assert {len(output.completions[0].token_ids) for output in outputs} == {1}
+
+
+def test_what_was_not_used_for_long_makes_room(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Newcomers pass by only what was used lately, so that somebody has to look at the clock."""
+    hours = count(step=3600.0)
+    monkeypatch.setattr("radixserve.engine.llm.monotonic", lambda: next(hours), raising=False)
+    llm = LLM(str(directory), dtype="float32", num_pages=40, page_size=4, threads=1)
+    one = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    prompts = [[20 + number] * 40 for number in range(6)]
+    for prompt in prompts:
+        llm.generate([prompt], one)
+    [output] = llm.generate([prompts[4]], one)
+    assert output.usage.cached_tokens == 39
 
 
 def test_one_prompt_may_be_passed_without_a_list(llm: LLM):
