@@ -82,11 +82,6 @@ class Streams:
         """Those whose commands are answered, in order."""
         self._ended: deque[float] = deque(maxlen=LATELY)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether anybody waits for news of the engine."""
-        return bool(self._inboxes or self._asked)
-
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta, None]:
         """See ``Frontend.generate``."""
         answers = {

@@ -11,17 +11,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 from msgspec.structs import replace
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.cache.namespace import of_tenant
-from radixserve.errors import ConfigError, RadixServeError, what_is_wrong
+from radixserve.errors import ConfigError, EngineDeadError, RadixServeError, what_is_wrong
 from radixserve.server.errors import AnswerError, ApiError
 from radixserve.server.fields import triage
 from radixserve.server.limits import decode, read_body
@@ -79,10 +81,14 @@ class Prefixes:
         self._shown: dict[tuple[str, str], PrefixObject] = {}
         """Those of them that have been computed."""
 
-    def put(self, tenant: str, fields: PrewarmRequest, shown: PrefixObject) -> None:
-        """In place of the tenant's one of that name."""
+    def put(
+        self, tenant: str, fields: PrewarmRequest, shown: PrefixObject
+    ) -> PrewarmRequest | None:
+        """In place of the tenant's one of that name. Returns what that was made of."""
+        before = self._known.get((tenant, shown.name))
         self._known[tenant, shown.name] = fields
         self._shown[tenant, shown.name] = shown
+        return before
 
     def all(self) -> list[tuple[str, str, PrewarmRequest]]:
         """The tenant, the name, and what each is made of, also of what could not be computed."""
@@ -229,10 +235,22 @@ async def drop_prefix(request: Request) -> Response:
     tenant, name = request.state.visit.tenant.name, request.path_params["prefix"]
     fields = prefixes.get(tenant, name)
     prefixes.remove(tenant, name)
-    namespace = of_tenant(tenant or None, narrowed(fields.cache_salt, fields.extra_key))
-    pages = await service.frontend.end_session(tenant, namespace, SESSION + name)
-    shown = {"name": name, "object": "prefix", "deleted": True, "released_pages": pages or 0}
+    pages = await _let_go(service, tenant, name, fields)
+    shown = {"name": name, "object": "prefix", "deleted": True, "released_pages": pages}
     return Response(msgspec.json.encode(shown), media_type="application/json")
+
+
+async def _let_go(service: Service, tenant: str, name: str, fields: PrewarmRequest) -> int:
+    """Nobody calls what is made of ``fields`` so any more. Returns how many pages it alone had."""
+    namespace = of_tenant(tenant or None, narrowed(fields.cache_salt, fields.extra_key))
+    with suppress(EngineDeadError):  # then nothing is cached any more
+        return await service.frontend.end_session(tenant, namespace, _session(name, fields)) or 0
+    return 0
+
+
+def _session(name: str, fields: PrewarmRequest) -> str:
+    """Whose turn it is to compute ``fields``: another one's once the name stands for others."""
+    return f"{SESSION}{name}/{xxhash.xxh3_64_hexdigest(msgspec.json.encode(fields))}"
 
 
 async def stay_warm(service: Service, prefixes: Prefixes) -> None:
@@ -277,7 +295,9 @@ async def _warm(
     prefixes.check_room(visit.tenant.name, name)
     work = _computed(service, visit, name, fields, request.headers, ignored)
     shown, headers = await until_gone(request.receive, work)
-    prefixes.put(visit.tenant.name, fields, shown)
+    before = prefixes.put(visit.tenant.name, fields, shown)
+    if before is not None and _session(name, before) != _session(name, fields):
+        await _let_go(service, visit.tenant.name, name, before)
     return Response(msgspec.json.encode(shown), headers=headers, media_type="application/json")
 
 
@@ -291,7 +311,7 @@ async def _computed(
 ) -> tuple[PrefixObject, dict[str, str]]:
     """As it is shown from now on, and the headers of an answer that shows it."""
     wanted = replace(
-        fields, session_id=SESSION + name, ttl=TTL if fields.ttl is None else fields.ttl
+        fields, session_id=_session(name, fields), ttl=TTL if fields.ttl is None else fields.ttl
     )
     done, said = await warmed(service, visit, wanted, headers, ignored)
     counts = msgspec.structs.asdict(done)

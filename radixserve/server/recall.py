@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import xxhash
@@ -179,11 +180,11 @@ def _answers(
         if calls is None or content is None:
             continue
         identity = identity_of(content, calls)
-        told = next((message[name] for name in REASONING if message.get(name)), None)
+        told = [message[name] for name in REASONING if message.get(name)]
         answers = [
             each
             for each in (memory.answers(owner, identity) if identity is not None else ())
-            if (told is None or told == each.reasoning)
+            if all(one == each.reasoning for one in told)
             and (keeps_reasoning or not each.is_just(content, memory.tokenizer))
         ]
         if answers:
@@ -284,10 +285,21 @@ def _content(message: Mapping[str, Any]) -> str | None:
     return "".join(said) if len(said) == len(texts) else None
 
 
-def _plain(arguments: object) -> object:
+def _plain(arguments: object) -> tuple[bool, object]:
+    """Whether it is JSON, and then what it stands for."""
     if not isinstance(arguments, str):
-        return arguments
+        return True, arguments
     try:
-        return json.loads(arguments or "{}")
+        return True, json.loads(arguments or "{}", parse_float=_number)
     except (ValueError, RecursionError):
-        return arguments
+        return False, arguments
+
+
+def _number(digits: str) -> float | tuple[str, str]:
+    """The number; one that no float is, is told from others by its digits."""
+    number = float(digits)
+    try:
+        exact = Decimal(repr(number)) == Decimal(digits)
+    except ArithmeticError:  # an exponent beyond all measure
+        exact = False
+    return number if exact else ("number", digits)

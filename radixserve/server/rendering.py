@@ -84,7 +84,7 @@ def rendered(
         continue_final_message=continued,
         template_kwargs=template_kwargs,
     )
-    keeps = _keeps(service, fields)
+    keeps = keeps_reasoning(service, fields.keep_reasoning)
 
     def write(messages: Dicts, tools: Dicts) -> Recalled:
         written = partial(render, tools=tools)
@@ -101,7 +101,7 @@ def chat_encoder(
 ) -> Callable[..., bytes]:
     """``Tokenizer.encode_chat`` as requests like ``fields`` have it; it raises ContextLengthError
     before it tokenizes what must be too long."""
-    keeps = _keeps(service, fields)
+    keeps = keeps_reasoning(service, fields.keep_reasoning)
 
     def encode_chat(messages: Dicts, **settings: Any) -> bytes:
         render = partial(service.frontend.tokenizer.render_chat, **settings)
@@ -113,6 +113,6 @@ def chat_encoder(
     return encode_chat
 
 
-def _keeps(service: Service, fields: ChatRequest) -> bool:
-    keeps = fields.keep_reasoning
-    return service.settings.keep_reasoning if keeps is None else keeps
+def keeps_reasoning(service: Service, wanted: bool | None) -> bool:
+    """Whether earlier answers stay as they were generated; ``wanted`` is what a request says."""
+    return service.settings.keep_reasoning if wanted is None else wanted

@@ -15,7 +15,8 @@ from radixserve.server.fields import canonical_header, ignored_header
 from radixserve.server.limits import read_json
 from radixserve.server.parameters import check_model
 from radixserve.server.prompts import packed
-from radixserve.server.recall import own_calls
+from radixserve.server.recall import own_calls, recalled
+from radixserve.server.rendering import keeps_reasoning
 from radixserve.server.service import Service
 from radixserve.server.text_memory import Owner
 from radixserve.server.tools import check_tools
@@ -40,6 +41,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    keep_reasoning: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -132,11 +134,13 @@ def _text(service: Service, fields: TokenizeRequest, owner: Owner) -> tuple[str,
     opened = fields.add_generation_prompt
     own = own_calls(service.memory, owner)
     messages, tools, canonical = service.canonical.applied(value, fields.tools or [], own)
-    text = service.frontend.tokenizer.render_chat(
-        messages,
+    render = partial(
+        service.frontend.tokenizer.render_chat,
         tools=tools,
         add_generation_prompt=not continued if opened is None else opened,
         continue_final_message=continued,
         template_kwargs=fields.chat_template_kwargs,
     )
-    return param, text, canonical
+    keeps = keeps_reasoning(service, fields.keep_reasoning)
+    prompt = recalled(messages, render, service.memory, owner, keeps_reasoning=keeps)
+    return param, prompt.text, canonical

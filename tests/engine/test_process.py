@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from radixserve.cache.terms import Keeping, Mark
 from radixserve.engine.core import FAILURES
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.engine.messages import Look, Looked
@@ -29,6 +30,7 @@ from radixserve.errors import (
     ModelError,
 )
 from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tenant import OPEN
 from radixserve.tokens import pack
 from tests.engine.saying import TEXT
 from tests.engine.supervised import supervised
@@ -242,6 +244,40 @@ def test_an_idle_engine_is_not_taken_for_a_stuck_one(tmp_path):
             assert engine.healthy()
             assert len(await collect(engine, ask(engine, n=2))) == 40
             assert engine.pid == old
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_has_answered_is_not_taken_for_a_stuck_one(tmp_path):
+    async def scenario():
+        async with running(tmp_path, step_timeout=0.2) as engine:
+            old = engine.pid
+            read = await collect(engine, ask(engine, n=2))
+            unread = engine.generate(ask(engine, "unread"))
+            await anext(unread)  # and of the rest nothing is taken
+            while engine.stats().running:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            assert (len(read), engine.pid) == (40, old)
+            assert engine.healthy()
+            assert len([delta async for delta in unread]) == 19
+            await asyncio.sleep(0.5)
+            assert engine.pid == old
+
+    asyncio.run(scenario())
+
+
+def test_what_is_kept_no_longer_is_not_counted_though_nothing_is_computed(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "HEARTBEAT", 0.1)
+
+    async def scenario():
+        async with running(tmp_path) as engine:
+            keeping = Keeping((Mark(None, 1),))
+            await collect(engine, ask(engine, keeping=keeping))
+            assert engine.stats().tenants[OPEN].pages_kept
+            while engine.stats().tenants[OPEN].pages_kept:
+                await asyncio.sleep(0.01)
+            assert engine.stats().keeps.expired
 
     asyncio.run(scenario())
 

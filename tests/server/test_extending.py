@@ -304,14 +304,15 @@ def test_behind_an_answer_that_was_changed_later_ones_are_found_again(tmp_path):
     asyncio.run(asyncio.wait_for(scenario(), HANG))
 
 
-@pytest.mark.parametrize("changed", ["content", "reasoning", "question"])
+@pytest.mark.parametrize("changed", ["content", "reasoning", "question", "thinking"])
 def test_an_answer_is_not_put_where_it_was_not_given(tmp_path, changed: str):
     async def scenario() -> None:
         template = STRIPPING.replace("OPENING", "")
         settings = Settings(reasoning_parser="think", keep_reasoning=True)
         async with saying(tmp_path, THOUGHTS, template=template, server=settings) as server:
             messages = [user("Who?")]
-            await turn(server, messages)
+            body = await turn(server, messages)
+            messages[1]["reasoning"] = body["choices"][0]["message"]["reasoning"]
             messages.append(user("And?"))
             if changed == "question":
                 messages[0]["content"] = "Where?"

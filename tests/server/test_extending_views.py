@@ -33,6 +33,31 @@ WRITTEN = '{"z": 1, "a": [2, "é"]}'
 CALLING = f'\n<tool_call>\n{{"name": "look", "arguments": {WRITTEN}}}\n</tool_call>'
 
 
+@pytest.mark.parametrize("keeps", [None, False, True])
+@pytest.mark.parametrize("said", [CALL, f"<think>\nLook.\n</think>\n\n{CALL}"])
+def test_a_chat_is_counted_with_its_answers_as_they_were_generated(
+    tmp_path, said: str, keeps: bool | None
+):
+    async def scenario() -> None:
+        settings = Settings(
+            tool_call_parser="hermes", reasoning_parser="think", keep_reasoning=True
+        )
+        template = STRIPPING.replace("OPENING", "")
+        async with saying(tmp_path, [said, "x"], template=template, server=settings) as server:
+            messages = [user("Who?")]
+            fields = {"tools": [TOOL], "keep_reasoning": keeps}
+            last = await turn(server, messages, **fields)
+            id = messages[-1]["tool_calls"][0]["id"]
+            messages.append({"role": "tool", "tool_call_id": id, "content": "Nobody."})
+            counted = await server.ask("/tokenize", messages=messages, **fields)
+            assert "x-radixserve-ignored" not in counted.headers
+            body = await turn(server, messages, **fields)
+            assert counted.json()["tokens"] == body["prompt_token_ids"]
+            assert extends(body, last) == (said == CALL or keeps is not False)
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG))
+
+
 @pytest.mark.parametrize("sent", [None, {"z": 1, "a": [2, "é"]}, {"a": [2, "é"], "z": 1}])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_canonical_forms_leave_calls_as_the_model_wrote_them(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from radixserve.errors import ConfigError
+from radixserve.errors import ConfigError, EngineDeadError
 from radixserve.server.app import create_app
 from radixserve.server.prefixes import MOST_OF_A_TENANT, Prefixes, read_prefixes
 from radixserve.server.tenants.registry import Registry
@@ -61,6 +61,44 @@ def test_what_is_let_go_of_is_unknown_and_goes_first(tmp_path):
                 assert (error["param"], error["code"]) == ("prefix", "prefix_not_found")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("other", "reused"),
+    [
+        ({"messages": [{"role": "system", "content": "Be brief, and answer all the same."}]}, True),
+        ({"messages": [SYSTEM], "cache_salt": "of today"}, False),
+    ],
+)
+def test_what_had_the_name_before_is_let_go_of(tmp_path, other: dict[str, Any], reused: bool):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            for fields in ({"messages": [SYSTEM]}, {"messages": [SYSTEM]}, other):
+                shown = (await server.client.put(f"{PATH}/kind", json=fields)).json()
+            assert (shown["cached_tokens"] > 0) == reused
+            await server.ask(max_tokens=1, prompt=[5])
+            await server.settle()
+            kept = server.engine.stats().tenants[""].pages_kept
+            assert kept == -(-shown["kept_tokens"] // 4)
+            gone = (await server.client.delete(f"{PATH}/kind")).json()
+            assert gone["released_pages"] == kept
+            await server.ask(max_tokens=1, prompt=[5])
+            await server.settle()
+            assert server.engine.stats().tenants[""].pages_kept == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_name_can_be_given_up_while_the_engine_is_gone():
+    class Gone(FakeTemplates):
+        async def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
+            raise EngineDeadError("The engine is being started again.")
+
+    with TestClient(create_app(Gone())) as client:
+        assert client.put(f"{PATH}/kind", json={"messages": [SYSTEM]}).status_code == 200
+        gone = client.delete(f"{PATH}/kind")
+        assert (gone.status_code, gone.json()["released_pages"]) == (200, 0)
+        assert client.get(PATH).json()["data"] == []
 
 
 def test_names_are_their_tenants_alone():

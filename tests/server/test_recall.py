@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from radixserve.server.recall import gaps_in
+from radixserve.server.recall import gaps_in, identity_of
 
 END, BEGIN = "<|im_end|>\n", "<|im_start|>assistant\n"
 
@@ -46,3 +46,27 @@ def test_gaps_are_those_that_were_filled_or_nobody_says():
         assert gaps in (None, pieces[1::2])
         found += gaps is not None
     assert found > 500
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ('{"a":1.50,"b":[2]}', '{"b": [2], "a": 1.5}', True),
+        ('{"a":1e2}', '{"a":100.0}', True),
+        ('{"a":1.5}', {"a": 1.5}, True),
+        ("", "{}", True),
+        ('{"a":1}', '{"a":1.0}', False),
+        ('{"a":1}', '{"a":true}', False),
+        ('{"a":[1,2]}', '{"a":[2,1]}', False),
+        # No float is any of these.
+        ('{"a":0.3000000000000000444}', '{"a":0.3000000000000000445}', False),
+        ('{"a":12345678901234567890.5}', '{"a":12345678901234567890.6}', False),
+        ('{"a":1e400}', '{"a":1e500}', False),
+        ('{"a":1e400}', '{"a":"1e400"}', False),
+        ('{"a":1e-99999999999999999999}', '{"a":0.0}', False),
+        # One of them is a string in JSON, the other no JSON.
+        ('"look"', "look", False),
+    ],
+)
+def test_arguments_are_the_same_if_they_stand_for_the_same(one: object, other: object, same: bool):
+    assert (identity_of("", [("f", one)]) == identity_of("", [("f", other)])) == same

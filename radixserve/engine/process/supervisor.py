@@ -57,7 +57,8 @@ class SupervisedLLM(Asking):
         self._loading = 1.0
         """Seconds that the last start took."""
         self._owes = False
-        """Whether the engine has something to say: each command is followed by news."""
+        """Whether the engine has something to say: each command is followed by news, and so is each
+        step. Not whether somebody waits, who may not have read yet what it said last."""
         self._silent = 0.0
         """Seconds since it said something, or since it owes that. Not by the clock: whoever stops
         this process and lets it go on stops the engine too."""
@@ -180,13 +181,14 @@ class SupervisedLLM(Asking):
             await handle.end()
 
     def _take(self, news: News) -> None:
-        if isinstance(news, StepNews):
+        if isinstance(news, StepNews):  # which follows whatever else it says
             self._learn(replace(news.stats, restarts=self._restarts))
+            self._owes = news.stats.running + news.stats.waiting > 0
         if isinstance(news, Lost):
             self._lost()
         if isinstance(news, StepNews | Refusal | Lost | Reply):
             self._streams.take(news)
-        self._owes, self._silent = self._streams.waiting, 0.0
+        self._silent = 0.0
 
     async def _watch(self, handle: Handle) -> None:
         """Kill the process when it is stuck: whoever waits for it would wait for ever."""
