@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Literal
 
 from radixserve.explain.walk import MESSAGES, TOOLS, Body, Spot, same, value_at
@@ -37,6 +38,8 @@ or values that are no text. ``template``: the bodies say the same, and were rend
 
 WINDOW = 64
 """Characters to both sides of a difference in which a pattern is looked for."""
+SEPARATORS = (re.compile("\n\n"), re.compile("\n"), re.compile(r"</?\w[^<>]{0,256}>"))
+"""What stands between paragraphs, lines, and elements."""
 PARAGRAPH = 12
 """Characters of the shortest paragraph that is known again."""
 OBJECTS = 16
@@ -71,7 +74,8 @@ TIME = re.compile(
     rf"\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}(?:[T ,]{{1,2}}{_CLOCK})?(?:Z|[+-]\d{{2}}:?\d{{2}})?"
     rf"|\d{{1,2}}(?:[-/]\d{{1,2}}[-/]\d{{2,4}}|\.\d{{1,2}}\.\d{{4}})(?:[T ,]{{1,2}}{_CLOCK})?"
     r"|\d{8}T\d{4,6}"
-    rf"|{_CLOCK}(?:\s?[ap]\.?m\b)?"
+    rf"|{_CLOCK}(?:\s?[ap]\.?m\b)?|\b\d{{1,2}}\s?[ap]\.?m\b"
+    r"|(?:\d{1,4}\s?[年月日時时点分秒년월일시분초]\s?){2,}"
     rf"|(?<![a-z])(?:{_MONTH}|{_DAY})(?![a-z])(?:[ ,.]{{1,2}}\d{{1,4}}(?:st|nd|rd|th)?)*"
     rf"|\d{{1,2}}(?:st|nd|rd|th)?[ .]{{1,2}}{_MONTH}(?![a-z])"
     r"|(?<!\d)1\d{9}(?:\d{3})?(?:\.\d+)?(?!\d)",
@@ -102,11 +106,9 @@ def guess(earlier: Body, later: Body, spot: Spot) -> tuple[Guess, Spot]:
         return "reasoning_omitted", spot
     if path[-1] == "role":
         return "role", spot
-    if path[0] == "prompt":
+    if path[0] == "prompt" and not isinstance(spot.later, str):
         # Of token ids nothing can be guessed.
-        return (
-            "text" if len(path) > 1 else _of_values(spot.earlier, spot.later, spot.character)
-        ), spot
+        return "text", spot
     return _of_values(spot.earlier, spot.later, spot.character), spot
 
 
@@ -224,12 +226,12 @@ def _random(word: str) -> bool:
 
 
 def _of_paragraphs(earlier: str, later: str, at: int) -> Guess | None:
-    """Whether the paragraph at ``at`` of one text stands elsewhere in the other. Numbers do not
-    count: documents are often numbered in their order."""
-    for separator in ("\n\n", "\n"):
-        ours, theirs = earlier.split(separator), later.split(separator)
-        one = _known(ours[earlier.count(separator, 0, at)])
-        other = _known(theirs[later.count(separator, 0, at)])
+    """Whether the paragraph at ``at`` of one text, or what is there between two tags, stands
+    elsewhere in the other. Numbers do not count: documents are often numbered in their order."""
+    for separator in SEPARATORS:
+        ours, theirs = separator.split(earlier), separator.split(later)
+        one = _known(ours[_before(separator, earlier, at)])
+        other = _known(theirs[_before(separator, later, at)])
         if one == other:
             continue
         gone = len(other) >= PARAGRAPH and other in map(_known, ours)
@@ -239,6 +241,11 @@ def _of_paragraphs(earlier: str, later: str, at: int) -> Guess | None:
         if gone or new:
             return "text_removed" if gone else "text_inserted"
     return None
+
+
+def _before(separator: re.Pattern[str], text: str, at: int) -> int:
+    """How many separators stand before ``at``; one that ``at`` is in belongs to what is behind."""
+    return sum(1 for _ in takewhile(lambda each: each.start() < at, separator.finditer(text)))
 
 
 def _known(paragraph: str) -> str:

@@ -7,24 +7,21 @@ may also hold a list of them. What is none is named by its place and passed over
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
 from radixserve.errors import what_is_wrong
 from radixserve.lint.parts import Body, Part, parts
+from radixserve.simulation.lines import lines
 
-LONGEST = 64 * 2**20
-"""Bytes of a line."""
 WRAPPERS = ("body", "request", "params")
 DEPTH = 3
 """Wrappers inside of one another."""
-GZIP = b"\x1f\x8b"
 TOLD = 20
 """Faults that are kept to be told; of others, only their number."""
 
@@ -69,18 +66,18 @@ def read(
         faults: Takes what is no request, and the file itself if it cannot be read (to its end).
         progress: Called with bytes of the file, as many as were read.
     """
+
+    def refuse(number: int, why: str) -> None:
+        faults.add(f"{path}, line {number}", why)
+
     try:
-        with path.open("rb") as file:
-            unpacked = _unpacked(file)
-            seen, before, empty = 0, faults.count, True
-            for number, raw in _lines(unpacked, path, faults):
-                progress(file.tell() - seen)
-                seen = file.tell()
-                if raw.strip():
-                    empty = False
-                    yield from _requests(raw, f"{path}, line {number}", faults)
-            if empty and faults.count == before:
-                faults.add(str(path), "is empty")
+        before, empty = faults.count, True
+        for number, raw in lines(path, refuse, progress):
+            if raw.strip():
+                empty = False
+                yield from _requests(raw, f"{path}, line {number}", faults)
+        if empty and faults.count == before:
+            faults.add(str(path), "is empty")
     except OSError as error:
         faults.add(str(path), f"cannot be read: {error.strerror or error}")
     except (EOFError, zlib.error) as error:
@@ -90,25 +87,6 @@ def read(
 def again(raw: bytes) -> list[Part]:
     """The parts of a request that was read before."""
     return list(parts(_body(msgspec.json.decode(raw))))
-
-
-def _unpacked(file: BinaryIO) -> BinaryIO:
-    head = file.read(len(GZIP))
-    file.seek(0)
-    return cast("BinaryIO", gzip.GzipFile(fileobj=file)) if head == GZIP else file
-
-
-def _lines(file: BinaryIO, path: Path, faults: Faults) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1, of which none takes more memory than one may have."""
-    number = 0
-    while raw := file.readline(LONGEST):
-        number += 1
-        if len(raw) == LONGEST and not raw.endswith(b"\n"):
-            faults.add(f"{path}, line {number}", f"longer than {LONGEST} bytes")
-            while raw and not raw.endswith(b"\n"):
-                raw = file.readline(LONGEST)
-            continue
-        yield number, raw
 
 
 def _requests(raw: bytes, place: str, faults: Faults) -> Iterator[Request]:
@@ -145,6 +123,8 @@ def _body(value: Any) -> Body:
             raise ValueError("no request: it is no object")
         if any(name in value for name in ("messages", "prompt", "input")):
             return value
+        if "hash_ids" in value:
+            raise ValueError("no request: it looks like a trace, which radixserve simulate reads")
         inner = next((value[name] for name in WRAPPERS if name in value), None)
         if inner is None:
             break

@@ -16,6 +16,8 @@ from radixserve.lint.parts import Part
 
 MOST = 4096
 """Parts that are compared, from the first that differs on."""
+PAIRS = 2**16
+"""Pairs of equal parts, among which the best ones are looked for."""
 HEAD = 32
 """Characters that two parts have to begin with in common, to be counted: any two messages of one
 role have some."""
@@ -41,7 +43,7 @@ def varying(earlier: list[Part], later: list[Part]) -> list[Varying]:
     """Where ``later`` parts from ``earlier``, place by place; nothing if it goes on from it.
 
     What is only in one of the two is skipped over, so that places further on are found as well.
-    O(size of both), but for parts that are repeated often.
+    O(size of both).
     """
     start = 0
     while start < min(len(earlier), len(later)) and earlier[start].key == later[start].key:
@@ -49,18 +51,35 @@ def varying(earlier: list[Part], later: list[Part]) -> list[Varying]:
     if start == len(earlier):
         return []
     ours, theirs = earlier[start : start + MOST], later[start : start + MOST]
-    keys = [part.key for part in ours], [part.key for part in theirs]
     found: list[Varying] = []
-    for tag, i, i_end, j, j_end in SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
+    one, other = keys(ours, theirs)
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    for tag, i, i_end, j, j_end in matcher.get_opcodes():
         if tag == "equal":
             # It stands behind the last place that differs.
             found[-1].again += sum(len(part.text) for part in theirs[j:j_end])
             continue
-        for one, other in zip_longest(ours[i:i_end], theirs[j:j_end]):
-            head = common_length(one.text, other.text) if one and other else 0
+        for before, now in zip_longest(ours[i:i_end], theirs[j:j_end]):
+            head = common_length(before.text, now.text) if before and now else 0
             if found and head >= HEAD:
                 found[-1].again += head
-            found.append(_between(one, other))
+            found.append(_between(before, now))
+    return found
+
+
+def keys(ours: list[Part], theirs: list[Part]) -> list[list[tuple[int, int]]]:
+    """What parts are known by: their texts, and where too many have the same, which of them it is,
+    so that the time to compare them does not grow with the square of their number.
+    O(parts)."""
+    counts = Counter(part.key for part in ours)
+    numbered = sum(counts[part.key] for part in theirs) > PAIRS
+    found: list[list[tuple[int, int]]] = []
+    for parts in (ours, theirs):
+        seen: Counter[int] = Counter()
+        found.append([])
+        for part in parts:
+            found[-1].append((part.key, seen[part.key]))
+            seen[part.key] += numbered
     return found
 
 

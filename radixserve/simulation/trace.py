@@ -9,22 +9,23 @@ of the prompt, the last of which may be cut short. An id stands for its block an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from radixserve.errors import RadixServeError, what_is_wrong
+from radixserve.simulation.lines import lines
 from radixserve.simulation.paths import Node, Paths
 
 BLOCK = 512
 """Tokens of a block in the traces that the form comes from."""
 ASKED = re.compile(rb'"(?:messages|prompt|input)" *:')
 """What a request to a model has, and a trace has not."""
-LONGEST = 64 * 2**20
-"""Bytes of a line."""
+LARGEST = 2**53
+"""Of every count: beyond it not all numbers are themselves as floats."""
 
 
 class TraceError(RadixServeError):
@@ -73,9 +74,13 @@ class Trace:
         """One more request, of which every ``block`` blocks count as one; only whole ones do if
         there are several. Amortized O(blocks)."""
         ids = line.hash_ids if block == 1 else line.hash_ids[block - 1 :: block]
-        if ids:
-            end = self.paths.add(line.tenant, ids)
-            self.calls.append(Call(line.timestamp / 1000, line.input_length, end, line.tenant))
+        end = self.paths.add(line.tenant, ids)
+        self.calls.append(Call(line.timestamp / 1000, line.input_length, end, line.tenant))
+
+    def leave_out(self, number: int, why: str) -> None:
+        """The line of this number is no request."""
+        self.skipped += 1
+        self.fault = self.fault or f"line {number}: {why}"
 
     @property
     def distinct(self) -> int:
@@ -86,24 +91,25 @@ class Trace:
 def read(
     path: Path, *, block_size: int | None = None, progress: Callable[[int], object] = lambda _: None
 ) -> Trace:
-    """The requests of a file. Memory grows with distinct blocks and with requests.
+    """The requests of a file, which may be compressed; what stands before the place where it breaks
+    off counts. Memory grows with distinct blocks and with requests.
 
     Args:
         block_size: Tokens of a block to count in, a multiple of the trace's.
-        progress: Called with the bytes of each line.
+        progress: Called with bytes of the file, as many as were read.
 
     Raises:
         TraceError: it cannot be read, or no line is a request.
     """
-    trace = Trace()
+    trace, number = Trace(), 0
     try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(_lines(file), 1):
-                progress(len(raw))
-                if raw.strip():
-                    _take(trace, raw, f"line {number}", block_size)
+        for number, raw in lines(path, trace.leave_out, progress):
+            if raw.strip():
+                _take(trace, raw, number, block_size)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (EOFError, zlib.error) as error:
+        trace.leave_out(number + 1, f"the compressed data ends or breaks here: {error}")
     if not trace.calls:
         why = trace.fault or "it is empty"
         raise TraceError(f"{path} is no trace: {why}.")
@@ -111,13 +117,7 @@ def read(
     return trace
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines, of which none takes more memory than one may have."""
-    while raw := file.readline(LONGEST):
-        yield raw
-
-
-def _take(trace: Trace, raw: bytes, place: str, block_size: int | None) -> None:
+def _take(trace: Trace, raw: bytes, number: int, block_size: int | None) -> None:
     try:
         line = msgspec.json.decode(raw, type=Line)
         _check(line)
@@ -125,8 +125,7 @@ def _take(trace: Trace, raw: bytes, place: str, block_size: int | None) -> None:
         if own % line.block_size:
             raise ValueError(f"blocks of {own} tokens are no multiple of its {line.block_size}")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        trace.skipped += 1
-        trace.fault = trace.fault or f"{place}: {what_is_wrong(error)}{_advice(raw)}"
+        trace.leave_out(number, f"{what_is_wrong(error)}{_advice(raw)}")
         return
     trace.block_size = own
     trace.add(line, own // line.block_size)
@@ -142,6 +141,8 @@ def _advice(raw: bytes) -> str:
 def _check(line: Line) -> None:
     if line.block_size < 1 or line.input_length < 1:
         raise ValueError("block_size and input_length must be at least 1")
+    if max(line.block_size, line.input_length) > LARGEST:
+        raise ValueError(f"block_size and input_length must be at most {LARGEST}")
     blocks = -(-line.input_length // line.block_size)
     if blocks - len(line.hash_ids) not in (0, 1) or blocks < len(line.hash_ids):
         raise ValueError(

@@ -143,7 +143,9 @@ def _tell_faults(report: Report, console: Console) -> None:
     if more := report.left_out - len(report.faults):
         console.print(f"[yellow]left out:[/] {more} more")
     if report.logs is None and not report.templates:
-        console.print("[bold red]Error:[/] nothing could be read.")
+        console.print(
+            "[bold red]Error:[/] nothing could be read: a log has one JSON object a line."
+        )
 
 
 def _show(report: Report, console: Console) -> None:

@@ -30,7 +30,7 @@ Curves = dict[str, list[float]]
 def simulate(
     trace: Annotated[
         Path,
-        typer.Argument(help="A trace, one request a line, in the form of Mooncake's."),
+        typer.Argument(help="A trace, one request a line, in the form of Mooncake's (.gz too)."),
     ],
     tokens: Annotated[
         str | None,
@@ -52,12 +52,14 @@ def simulate(
 ) -> None:
     """Plan a cache on one's own traffic: hit rates over sizes, beside the best that can be.
 
-    Needs no model. "As served" is the cache of radixserve serve, one request at a time. A policy
-    cannot know what comes next; "optimum" does, and shows what is left to gain. A trace has ids of
-    blocks, no text.
+    Needs no model. "As served" is the cache of radixserve serve, one request at a time: a prompt
+    that is larger than the cache is not served there, and reuses nothing. A policy cannot know what
+    comes next; "optimum" does, and shows what is left to gain. A trace has ids of blocks, no text.
     """
     from radixserve.simulation.trace import read
 
+    if plot is not None and (plot.is_dir() or not plot.parent.is_dir()):
+        raise ConfigError(f"--plot: {plot} cannot be written: name a file in a folder that exists.")
     console = Console(stderr=True, highlight=False)
     size = trace.stat().st_size if trace.is_file() else None
     with tqdm(total=size, unit="B", unit_scale=True, desc="reading", disable=None) as bar:
@@ -79,14 +81,14 @@ def simulate(
 
 def _sizes(tokens: str | None, trace: Trace) -> list[int]:
     if tokens is None:
-        return [max(trace.block_size, round(share * trace.distinct)) for share in SHARES]
+        return sorted({max(trace.block_size, round(share * trace.distinct)) for share in SHARES})
     sizes = [_count(each.strip()) for each in tokens.split(",")]
     if short := [each for each in sizes if each < trace.block_size]:
         raise ConfigError(
             f"--tokens: a cache of {short[0]} tokens has no room for one block of "
             f"{trace.block_size}."
         )
-    return sorted(sizes)
+    return sorted(set(sizes))
 
 
 def _count(text: str) -> int:
@@ -104,9 +106,11 @@ def _curves(trace: Trace, sizes: list[int], grace: float) -> Curves:
 
     plan = Plan.of(trace)
     least, best = least_recently_used(plan), optimum(plan)
+    most = max(1, trace.distinct // trace.block_size)
     policies: dict[str, Callable[[int], float]] = {
         "least recently used": lambda blocks: replay(plan, least, blocks),
-        SERVED: lambda blocks: serve(trace, blocks, adaptive=True),
+        # A cache with room for all is as good as a larger one, and takes less memory.
+        SERVED: lambda blocks: serve(trace, min(blocks, most), adaptive=True),
         "optimum": lambda blocks: replay(plan, best, blocks),
     }
     if grace:

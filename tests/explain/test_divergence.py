@@ -56,6 +56,9 @@ def rendered(body: dict[str, Any], *, tools_last: bool = False) -> str:
         ("timestamp", "It is 9:59 am.", "It is 10:02 am."),
         ("timestamp", "Date: Monday, 30 November", "Date: Tuesday, 1 December"),
         ("timestamp", "Stand: 30.11.2026", "Stand: 01.12.2026"),
+        ("timestamp", "Call me at 9 PM.", "Call me at 10 PM."),
+        ("timestamp", "今天是2026年11月30日。", "今天是2026年12月1日。"),
+        ("timestamp", "현재 시각: 오후 3시 20분", "현재 시각: 오후 3시 21분"),
         ("timestamp", "epoch=1764504257.25", "epoch=1764504299.5"),
         ("timestamp", "at 20261130T120417", "at 20261130T120501"),
         (
@@ -96,6 +99,19 @@ def test_documents_in_another_order_are_known_though_they_are_numbered():
     assert found is not None
     assert (found.guess, found.message, found.role) == ("document_order", 1, "user")
     assert found.character == earlier.index("[1] The ") + len("[1] The ")
+
+
+def test_documents_between_tags_are_known_whatever_their_tags_say():
+    texts = ["Trees have one root.", "Pages hold sixteen tokens.", "A lease pins what it reads."]
+
+    def user(order: list[int]) -> str:
+        documents = (f'<doc id="{place}">{texts[each]}</doc>' for place, each in enumerate(order))
+        return f"Read these: {''.join(documents)} Which one?"
+
+    for later in ([2, 0, 1], [0, 2, 1]):
+        found = diverge(body(user=user([0, 1, 2])), body(user=user(later)))
+        assert found is not None
+        assert (found.guess, found.message) == ("document_order", 1)
 
 
 def test_documents_in_parts_or_a_field_of_their_own_are_known_too():
@@ -248,6 +264,9 @@ def test_prompts_of_completions():
     found = diverge({"prompt": [5, 6, 7]}, {"prompt": [5, 9, 7]})
     assert found is not None
     assert (found.pointer, found.guess) == ("/prompt/1", "text")
+    found = diverge({"prompt": ["It is 12:01. Go."]}, {"prompt": ["It is 12:02. Go."]})
+    assert found is not None
+    assert (found.pointer, found.character, found.guess) == ("/prompt/0", 10, "timestamp")
 
 
 @pytest.mark.parametrize("tools_last", [False, True])

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from radixserve.lint import logs
 from radixserve.lint.analysis import Analysis, FullError
-from radixserve.lint.logs import Faults, Request, read
+from radixserve.lint.logs import TOLD, Faults, Request, read
 from radixserve.lint.recent import Recent
 from radixserve.lint.tokens import About
+from radixserve.simulation import lines
 from tests.lint.logs import RULES, chat, linted, write
 
 BODY = chat("Be kind.", "Question?")
@@ -65,6 +65,10 @@ def test_anthropics_system_prompt_and_tools_stand_in_front(tmp_path: Path):
         (b'{"messages": "Hi"}', "no request: messages must be a list"),
         (b'{"input": 5}', "no request: input must be a text or a list"),
         (b'{"prompt": {"a": 1}}', "no request: prompt must be a text or a list"),
+        (
+            b'{"timestamp": 1, "hash_ids": [1]}',
+            "looks like a trace",
+        ),
         (b'{"messages": [{"role": "user"}], "system": true}', "system must be a text or a list"),
         (b"3", "it is no object"),
         (b"{}", "neither messages nor prompt nor input"),
@@ -123,7 +127,7 @@ def test_compressed_data_that_ends_too_soon_keeps_what_came_before(tmp_path: Pat
 def test_a_line_without_an_end_takes_no_more_memory_than_a_line_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(logs, "LONGEST", 1000)
+    monkeypatch.setattr(lines, "LONGEST", 1000)
     file = tmp_path / "log.jsonl"
     body = json.dumps(BODY).encode()
     file.write_bytes(b"x" * 10_500 + b"\n" + body + b"\n" + b"y" * 3000)
@@ -135,11 +139,19 @@ def test_a_line_without_an_end_takes_no_more_memory_than_a_line_may(
     ]
 
 
+def test_a_mark_of_the_encoding_is_no_part_of_the_first_line(tmp_path: Path):
+    file = tmp_path / "log.jsonl"
+    file.write_text(json.dumps(BODY) + "\n", encoding="utf-8-sig")
+    found, faults = requests(file)
+    assert [request.place for request in found] == [f"{file}, line 1"]
+    assert not faults.count
+
+
 def test_of_many_faults_only_the_first_are_kept(tmp_path: Path):
     file = tmp_path / "log.jsonl"
     file.write_bytes(b"\x00\n" * 5000)
     found, faults = requests(file)
-    assert (found, faults.count, len(faults.told)) == ([], 5000, logs.TOLD)
+    assert (found, faults.count, len(faults.told)) == ([], 5000, TOLD)
 
 
 def test_a_file_that_cannot_be_read_is_a_fault(tmp_path: Path):

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from radixserve.lint import spots
+from radixserve.lint.parts import Part, parts
 from tests.lint.logs import RULES, chat, linted, tool
 
 
@@ -210,3 +212,16 @@ def test_marks_for_caches_are_no_part_of_the_prompt(tmp_path: Path):
     report = linted(tmp_path, bodies)
     assert report.spots == []
     assert report.shared.share > 0.49
+
+
+def test_of_many_messages_that_say_the_same_each_is_compared_with_the_one_in_its_place():
+    """Looking for the best ones among all pairs would take minutes."""
+
+    def conversation(kinds: int) -> list[Part]:
+        turns = [{"role": "user", "content": f"Turn {turn % kinds}."} for turn in range(4000)]
+        return list(parts({"messages": [*turns, {"role": "user", "content": RULES}]}))
+
+    keys = spots.keys(conversation(7), conversation(5))
+    assert [len(set(each)) for each in keys] == [4001, 4001]
+    found = spots.varying(conversation(7), conversation(5))
+    assert found[-1].again >= len(RULES)

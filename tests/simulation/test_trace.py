@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
-from radixserve.simulation import trace as traces
+from radixserve.simulation import lines
 from radixserve.simulation.paths import path
+from radixserve.simulation.replay import Plan, least_recently_used, replay
+from radixserve.simulation.served import serve
 from radixserve.simulation.trace import TraceError, read
 
 
@@ -56,6 +59,8 @@ def test_what_prompts_share_is_one_path(tmp_path: Path):
         (line(input_length=0, hash_ids=[]), "at least 1"),
         (line(input_length=-5), "at least 1"),
         (line(block_size=0), "at least 1"),
+        (line(block_size=512 * 10**300, input_length=10**300, hash_ids=[1]), "at most"),
+        (line(input_length=10**300), "at most"),
         (line(block_size=100, input_length=200), "no multiple"),
         (line(timestamp=None), "Expected `float`, got `null`"),
     ],
@@ -92,10 +97,11 @@ def test_a_folder_or_nothing_is_refused(tmp_path: Path):
 def test_a_line_without_an_end_takes_no_more_memory_than_one_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(traces, "LONGEST", 200)
-    found = read(written(tmp_path, line(), line(hash_ids=[5] * 1000), line()))
-    assert found.skipped >= 1
-    assert len(found.calls) >= 1
+    monkeypatch.setattr(lines, "LONGEST", 200)
+    found = read(written(tmp_path, line(), line(hash_ids=[5] * 1000), line(), "broken"))
+    assert found.skipped == 2
+    assert found.fault == "line 2: longer than 200 bytes"
+    assert len(found.calls) == 2
 
 
 def test_larger_blocks_count_where_they_are_whole(tmp_path: Path):
@@ -106,10 +112,34 @@ def test_larger_blocks_count_where_they_are_whole(tmp_path: Path):
         line(input_length=512, hash_ids=[1]),
     )
     found = read(file, block_size=1024)
-    assert [len(path(call.end)) for call in found.calls] == [2, 1]
+    # What is shorter than a block has been asked too: it is a part of what may be reused.
+    assert [len(path(call.end)) for call in found.calls] == [2, 1, 0]
     assert found.distinct == 2 * 1024
+    plan = Plan.of(found)
+    for share in (replay(plan, least_recently_used(plan), 2), serve(found, 2)):
+        assert share == 1024 / (2048 + 1536 + 512)
     with pytest.raises(TraceError, match="no multiple of its 512"):
         read(file, block_size=1000)
+
+
+def test_a_compressed_trace_counts_up_to_where_it_breaks_off(tmp_path: Path):
+    noise = [line(timestamp=n, hash_ids=[n, n * 7919 % 10_007]) for n in range(2000)]
+    whole = gzip.compress("\n".join(noise).encode())
+    file = written(tmp_path, whole)
+    assert len(read(file).calls) == 2000
+    file.write_bytes(whole[: len(whole) // 2])
+    found = read(file)
+    assert 0 < len(found.calls) < 2000
+    assert found.skipped == 1
+    assert "the compressed data ends or breaks here" in found.fault
+    file.write_bytes(whole[:12])
+    with pytest.raises(TraceError, match="is no trace: line 1: the compressed data"):
+        read(file)
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_the_first_line(tmp_path: Path):
+    found = read(written(tmp_path, b"\xef\xbb\xbf" + line().encode(), line()))
+    assert len(found.calls) == 2
 
 
 def test_progress_is_told_in_bytes(tmp_path: Path):

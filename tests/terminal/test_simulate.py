@@ -74,7 +74,20 @@ def test_sizes_that_cannot_be_are_refused(trace: Path, tokens: str, why: str):
     assert why in str(result.exception)
 
 
-def test_a_picture_that_cannot_be_written_is_an_error_of_one_line(trace: Path, tmp_path: Path):
-    result = run(trace, "--plot", tmp_path / "no" / "such.png")
+def test_a_size_is_told_once_and_may_be_larger_than_memory(trace: Path):
+    result = run(trace, "--tokens", "1000000000G,1k,1000", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["tokens"] == [1000, 10**18]
+    assert {rates[1] for rates in found["hit_rates"].values()} == {2 * 1023 / 4096}
+    sizes = json.loads(run(trace, "--json").stdout)["tokens"]
+    assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize("picture", [".", "no/such.png"])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(
+    tmp_path: Path, picture: str
+):
+    result = run(tmp_path / "no trace", "--plot", tmp_path / picture)
     assert isinstance(result.exception, ConfigError)
     assert "cannot be written" in str(result.exception)
