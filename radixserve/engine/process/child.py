@@ -8,7 +8,9 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -19,13 +21,15 @@ from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore, Runner
 from radixserve.engine.grammars import Grammars
 from radixserve.engine.loop import EngineLoop
-from radixserve.engine.messages import Command, Failure, Fault, Found, News, RankLost
+from radixserve.engine.messages import Command, Failure, Fault, Found, News, RankLost, Stop
 from radixserve.engine.stats import ready
 from radixserve.errors import RadixServeError
 
 log = logging.getLogger(__name__)
 
 DONE, FAILED = 0, 1
+LAST = 5.0
+"""Seconds that the other end has to hear the last word."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -106,6 +110,15 @@ class Wire:
             self.broken = True
             raise OSError("nobody asks any more") from error
 
+    def hear_out(self) -> None:
+        """Take commands and do nothing, until the other end says stop or is gone: a socket that is
+        closed with something unread resets the connection, and what was said last may be lost."""
+        until = time.monotonic() + LAST
+        with suppress(EOFError, OSError):
+            while self._connection.poll(max(0.0, until - time.monotonic())):
+                if isinstance(self._decoder.decode(self._connection.recv_bytes()), Stop):
+                    return
+
     def send(self, news: News) -> None:
         """Hand ``news`` on.
 
@@ -147,6 +160,7 @@ def _fail(wire: Wire, error: Exception) -> int:
         log.exception("the engine has died")
     try:
         wire.send(Failure(Fault.of(error)))
+        wire.hear_out()
     except Exception:
         log.error("nobody was told: %s", error)
     return FAILED
