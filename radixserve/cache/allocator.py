@@ -38,7 +38,7 @@ class Allocator:
         """Pages evicted so far."""
         self.owed = 0
         """Those of them that were young when somebody needed them."""
-        self.ghosts = Ghosts(pool.num_pages)
+        self.ghosts = Ghosts(pool.num_pages, self.clock)
 
     def begin_step(self) -> int:
         """As the pool does, and note when it was. O(1) amortized."""

@@ -8,6 +8,7 @@ from math import copysign
 import msgspec
 import xxhash
 
+from radixserve.cache.clock import StepClock
 from radixserve.cache.node import Node, Tokens
 from radixserve.tokens import TOKEN_BYTES
 
@@ -35,26 +36,25 @@ class Ghosts:
         pages: of the pool.
     """
 
-    __slots__ = ("_hashes", "_mask", "_times", "now")
+    __slots__ = ("_clock", "_hashes", "_mask", "_times")
 
-    def __init__(self, pages: int):
+    def __init__(self, pages: int, clock: StepClock):
+        self._clock = clock
         places = min(max(FEWEST, 1 << pages.bit_length()), MOST)
         self._mask = places - 1
         self._hashes = array("Q", bytes(8 * places))
         self._times = array("d", bytes(8 * places))
         """Below zero where it made room for others."""
-        self.now = 0.0
-        """Seconds; see ``PrefixCache.time``."""
 
     def note(self, leaf: Node, count: int, block: int, *, own: bool) -> None:
         """The last ``count`` pages of ``leaf``, with keys of ``block`` bytes each, are about to be
         evicted, to make room for its own tenant or not. O(block)."""
         at = max(0, len(leaf.pages) - count) * block
-        depth = leaf.end - (len(leaf.key) - at) // TOKEN_BYTES
+        depth = leaf.start + at // TOKEN_BYTES
         name = _name(leaf.account.tenant, depth, leaf.key[at : at + block])
         place = name & self._mask
         self._hashes[place] = name
-        self._times[place] = copysign(self.now, 1 if own else -1)
+        self._times[place] = copysign(self._clock.now, 1 if own else -1)
 
     def find(self, tenant: str, depth: int, block: Tokens) -> Eviction | None:
         """When the block of ``tenant`` at ``depth`` tokens was evicted, if it was. O(block)."""
@@ -63,7 +63,7 @@ class Ghosts:
         if self._hashes[place] != name:
             return None
         time = self._times[place]
-        return Eviction(max(0.0, self.now - abs(time)), copysign(1, time) > 0)
+        return Eviction(max(0.0, self._clock.now - abs(time)), copysign(1, time) > 0)
 
 
 def _name(tenant: str, depth: int, block: Tokens) -> int:

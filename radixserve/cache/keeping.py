@@ -138,7 +138,7 @@ def refresh(tree: RadixTree, node: Node, now: int) -> bool:
 def keep_first_block(tree: RadixTree, leaf: Node, kept: int) -> None:
     """Keep the first block of the unpinned ``leaf``. O(length of its key)."""
     tree.pin(leaf)
-    first = leaf.end - len(leaf.key) // TOKEN_BYTES + tree.page_size
+    first = leaf.start + tree.page_size
     raise_to(tree, leaf if leaf.end <= first else node_at(tree, leaf, first), kept)
     tree.unpin(leaf, now=0)
 

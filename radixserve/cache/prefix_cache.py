@@ -80,8 +80,8 @@ class PrefixCache:
 
     @time.setter
     def time(self, seconds: float) -> None:
-        clock, ghosts = self.allocator.clock, self.allocator.ghosts
-        clock.now = ghosts.now = max(seconds, clock.now)
+        clock = self.allocator.clock
+        clock.now = max(seconds, clock.now)
         self.accounts.time = int(clock.now)
 
     @property

@@ -122,7 +122,7 @@ class RadixTree:
         if parent is None or not 0 < at < len(node.key) or at % self.block:
             raise CacheError(f"cannot split a node of {len(node.key)} bytes at {at}")
         blocks = at // self.block
-        end = node.end - (len(node.key) - at) // TOKEN_BYTES
+        end = node.start + at // TOKEN_BYTES
         upper = self._node(node.key[:at], node.pages[:blocks], parent, end=end)
         upper.pins = 1 if node.pins else 0
         upper.last_use, upper.hits, upper.kept = node.last_use, node.hits, node.kept

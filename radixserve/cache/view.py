@@ -106,7 +106,7 @@ def _shown(cache: PrefixCache, node: Node, above: int | None, seen: int) -> Node
     return NodeView(
         id=node.serial,
         above=above,
-        start=node.end - len(node.key) // TOKEN_BYTES,
+        start=node.start,
         end=node.end,
         head=bytes(node.key[: HEAD * TOKEN_BYTES]),
         idle=0 if node.pins else max(0, cache.now - node.last_use),
