@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import tracemalloc
 from contextlib import aclosing
 
 import pytest
@@ -13,6 +11,7 @@ from radixserve.engine.async_llm import AsyncLLM
 from radixserve.engine.frontend import TextRequest
 from tests.engine.saying import TEXT
 from tests.engine.test_async_llm import ask, collect, idle, running
+from tests.traced import growths, held
 
 BATCH = 20
 
@@ -48,25 +47,19 @@ def test_five_thousand_requests_leave_no_memory_behind(tmp_path, times: dict[str
                 for deltas in (await asyncio.gather(*leaving, *staying))[4:]:
                     assert TEXT.startswith("".join(d.text for d in deltas if d.index == 0))
 
-            held = []
+            measures = []
             for first in range(0, 5000, BATCH):
                 await batch(first)
                 model.namespaces.clear()  # the stand-in's own memory
                 if first % 1000 == 1000 - BATCH:
                     await idle(engine)
-                    gc.collect()
-                    held.append(tracemalloc.get_traced_memory()[0])
+                    measures.append(held())
             stats = engine.stats()
             assert sum(stats.finished.values()) == 5500
             # Whether those who leave are in time to end their request is left to chance.
             assert stats.evicted_pages > 4000
             assert stats.cached_tokens > 0
-            return held
+            return measures
 
-    tracemalloc.start()
-    try:
-        held = asyncio.run(scenario())
-    finally:
-        tracemalloc.stop()
-    grown = held[-1] - held[1]
-    assert grown < 3000 * 8, f"{grown / 3000:.1f} bytes a request are kept: {held}"
+    # A name of each request would take 50 bytes or more.
+    assert min(growths(scenario())) < 1000 * 8

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-import tracemalloc
-from itertools import pairwise
 from typing import Any
 
 import httpx2
@@ -19,6 +16,7 @@ from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
 from tests.server.asking import error_of, events, refused
 from tests.server.stack import CHAT, COMPLETIONS, cached, leave, said, stack, usage
+from tests.traced import growths, held
 
 HANG = 60.0
 """Seconds; what takes longer is taken for a hang."""
@@ -105,7 +103,7 @@ def test_of_a_thousand_requests_those_that_find_no_place_are_refused_at_once_and
     async def scenario() -> list[int]:
         async with stack(tmp_path, **settings, server=Settings(max_queue=10)) as server:
             server.model.hold()
-            held: list[int] = []
+            measures: list[int] = []
             accepted: set[asyncio.Task[httpx2.Response]] = set()
             for batch in range(6):
                 waiting = accepted | {
@@ -122,24 +120,16 @@ def test_of_a_thousand_requests_those_that_find_no_place_are_refused_at_once_and
                         assert 1 <= int(refusal.headers["retry-after"]) <= 120
                 accepted = waiting
                 del done, each, refusal, waiting
-                gc.collect()
-                held.append(tracemalloc.get_traced_memory()[0])
+                measures.append(held())
             assert server.model.steps == 0, "they were refused while a step ran"
             server.model.free()
             for each in await asyncio.gather(*accepted):
                 assert said(each) == TEXT[:16]
             await server.settle()
-            return held
+            return measures
 
-    tracemalloc.start()
-    try:
-        held = asyncio.run(asyncio.wait_for(scenario(), HANG))
-    finally:
-        tracemalloc.stop()
-    # A table that grows once does so in one batch; what each request leaves grows in every one. The
-    # name of one of them would take 50 bytes or more.
-    grown = [after - before for before, after in pairwise(held)]
-    assert min(grown) < 250 * 40, f"bytes are kept by every batch: {grown}"
+    # The name of each request would take 50 bytes or more.
+    assert min(growths(asyncio.wait_for(scenario(), HANG))) < 250 * 40
 
 
 def test_a_burst_that_finds_free_seats_is_no_queue(tmp_path):
