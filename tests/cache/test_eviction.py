@@ -201,7 +201,7 @@ def test_evicting_one_page_costs_the_same_among_fifty_times_as_many_leaves() -> 
     cache = PrefixCache(100_100, 1)
     for first in range(50_000):
         serve(cache, [first, 1])
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(1000):
         assert cache.evict(1) == 1
-    assert time.perf_counter() - begin < 1
+    assert time.thread_time() - begin < 1

@@ -269,9 +269,9 @@ def test_matching_a_million_tokens_over_2_000_nodes_takes_no_copy_of_the_rest() 
             compute(branch, 16)
     trunk.release()
     assert cache.tree.nodes > 4_000
-    begin = time.perf_counter()
+    begin = time.thread_time()
     assert cache.peek(packed, b"").tokens == 999_936
-    assert time.perf_counter() - begin < 0.5
+    assert time.thread_time() - begin < 0.5
 
 
 def test_a_root_cannot_be_removed_like_a_leaf() -> None:
