@@ -1,26 +1,21 @@
-"""A random life of the cache beside a simulated KV memory that knows what belongs in every slot.
-
-A slot's right content is the identity of ``(namespace, tokens[:position + 1])``: that is what the
-keys and values at a position depend on. Whoever reads another identity has read a wrong answer.
-"""
+"""A random life of the cache beside a simulated KV memory that knows what belongs in every slot."""
 
 from __future__ import annotations
 
 import random
 from array import array
-from collections import Counter, deque
+from collections import Counter
 
-from radixserve.cache.eviction import SLACK, UNUSED
-from radixserve.cache.namespace import PUBLIC
-from radixserve.cache.node import Node, Root, walk
+from radixserve.cache.node import walk
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.quota import Account
-from radixserve.cache.terms import DONE, Keeping, Mark, due, end_of
+from radixserve.cache.terms import Keeping, Mark
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import pack, unpack
+from tests.cache.memory import Memory
+from tests.cache.prompts import Prompts
+from tests.cache.rules import Rules
 from tests.cache.steps import Sequence, Step, Work
 
-GARBAGE = -1
 EPISODE = 500
 TENANTS = {b"": OPEN, b"a": "a", b"ab": "a", b"b": "b"}
 """By namespace: a tenant may have several, one a salt."""
@@ -38,13 +33,12 @@ class Simulation:
         self.size = page_size
         self.seconds = 0.0
         self.cache = PrefixCache(num_pages, page_size, adaptive=page_size < 4)
-        self.kv = [[GARBAGE] * page_size for _ in range(num_pages)]
-        self.sequences: list[Sequence] = []
-        self.steps: deque[Step] = deque()
-        self.known: dict[tuple[object, int], int] = {}
-        self.prompts: list[list[int]] = []
         self.seen: Counter[str] = Counter()
-        self.public: list[list[int]] = []
+        self.rules = Rules(self.cache, self.seen)
+        self.memory = Memory(self.rules, page_size, num_pages)
+        self.steps = self.memory.steps
+        self.sequences: list[Sequence] = []
+        self.prompts = Prompts(rng, page_size)
         if rng.random() < 0.7:
             self.set_terms()
 
@@ -75,57 +69,46 @@ class Simulation:
         if len(self.sequences) >= 6:
             self.release()
             return
+        rules = self.rules
         namespace = self.rng.choice(NAMESPACES)
-        prompt = self._prompt()
+        prompt = self.prompts.draw()
         tokens = bytearray(pack(prompt))
         limit = self.rng.randrange(len(prompt) + 2) if self.rng.random() < 0.1 else None
-        expected = self._longest(namespace, prompt, limit)
-        before = self._shape()
+        expected = rules.longest(namespace, prompt, limit)
+        before = rules.shape()
         peeked = self.cache.peek(tokens, namespace, limit=limit)
-        assert self._shape() == before, "peek changes something"
+        assert rules.shape() == before, "peek changes something"
         assert peeked.tokens == expected, f"peek says {peeked}, {expected} are there"
         ids = self.cache.block_ids(tokens, namespace, limit=limit)
         assert len(ids) * self.size == peeked.blocks
 
         room = self.rng.randrange(2 * len(prompt)) if self.rng.random() < 0.5 else 0
         tenant = TENANTS[namespace]
-        fair = self._entitled(tenant)
+        fair = rules.entitled(tenant)
         available = self.cache.available_to(tenant)
         lease = self.cache.reserve(tokens, namespace, room, tenant=tenant, limit=limit)
         if lease is None:
             assert room > 0, "a lease without pages was refused"
-            assert self.steps or self._shape() == before, "a refusal changes something"
+            assert self.steps or rules.shape() == before, "a refusal changes something"
             needed = -(-room // self.size) - peeked.blocks // self.size
             if not self.steps and not self.cache.leases:
                 assert -(-room // self.size) >= self.cache.pool.num_pages, "what fits was refused"
             self.seen["refused"] += 1
             self.seen["refused for a guarantee"] += needed <= self.cache.available
             return
-        self._expect_guaranteed(tenant, fair)
+        rules.expect_guaranteed(tenant, fair)
         self.seen["guarantees broken"] += len(lease.pages) - peeked.blocks // self.size > available
         assert len(lease.pages) * self.size >= room, "a lease has less room than was asked for"
         if lease.reused != expected:
             assert lease.reused == peeked.blocks, "a match is shorter than what is there"
             if room == 0:
                 assert self.cache.pool.free == 0, "a page was free for a copy"
-                assert len(self._cold()) <= 1 or self._promised(), "a page was cold for a copy"
+                assert len(rules.cold()) <= 1 or rules.promised(), "a page was cold for a copy"
             self.seen["copies without a page"] += 1
         assert lease.published == peeked.blocks
         assert lease.computed == lease.reused
-        sequence = Sequence(namespace, tokens, lease, self._identities(namespace, prompt), 0)
-        sequence.planned = lease.computed
-        self._verify(lease.pages, sequence.identities, lease.published)
-        self._expect_untouched(lease.pages[lease.published // self.size :])
-        for copy in lease.copies:
-            assert copy.target == lease.pages[lease.published // self.size]
-            source = sequence.identities[lease.published : lease.computed]
-            assert self.kv[copy.source][: copy.tokens] == source, "a copy has the wrong source"
-            self.seen["copies"] += 1
-        self.seen["reused"] += lease.reused
-        shared = len(self._public(prompt))
-        self.seen["reused beyond a public prefix"] += 0 < shared < lease.reused
-        self.seen["reused inside a public prefix"] += 0 < lease.reused < shared
-        self.sequences.append(sequence)
+        identities, shared = self.memory.identities(namespace, prompt), rules.public_head(prompt)
+        self._begin(Sequence(namespace, tokens, lease, identities, lease.computed), len(shared))
 
     def extend(self) -> None:
         """Reserve pages that may never be computed."""
@@ -172,14 +155,14 @@ class Simulation:
         self.steps.append(step)
         self.seen["three steps in flight"] += len(self.steps) == 3
         if self.rng.random() < 0.5:
-            self._run_device(step)
+            self.memory.run(step)
 
     def end_step(self) -> None:
         """The oldest step commits, or fails and takes its requests with it."""
         if not self.steps:
             return
         step = self.steps.popleft()
-        self._run_device(step)
+        self.memory.run(step)
         self.seen["steps that failed"] += step.fails
         for work in step.works:
             sequence = work.sequence
@@ -197,9 +180,9 @@ class Simulation:
             whole = work.end // self.size - before // self.size
             if lease.pages[before // self.size :][:whole] != own[:whole]:
                 self.seen["adopted"] += 1
-            self._verify(lease.pages, sequence.identities, work.end)
+            self.memory.verify(lease.pages, sequence.identities, work.end)
             if work.end == len(sequence.identities) and len(sequence.identities) < 8 * self.size:
-                self._append(sequence, self.rng.randrange(2))
+                self.memory.append(sequence, self.rng.randrange(2))
         self.cache.end_step(step.number)
 
     def fork(self) -> None:
@@ -211,9 +194,9 @@ class Simulation:
         twin = Sequence(
             sequence.namespace, tokens, lease, list(sequence.identities), lease.computed
         )
-        self._verify(lease.pages, twin.identities, lease.computed)
+        self.memory.verify(lease.pages, twin.identities, lease.computed)
         if self.rng.random() < 0.8:
-            self._append(twin, self.rng.randrange(2, 4))
+            self.memory.append(twin, self.rng.randrange(2, 4))
         self.sequences.append(twin)
         self.seen["forks"] += 1
 
@@ -226,10 +209,10 @@ class Simulation:
         self._let_go(sequence)
 
     def evict(self) -> None:
-        cold = self._cold()
+        cold = self.rules.cold()
         wanted = self.rng.choice((1, 1, 1, 2, self.cache.pool.num_pages))
         if wanted == 1 and cold:
-            page = self._first(cold).pages[-1]
+            page = self.rules.first(cold).pages[-1]
             assert self.cache.evict(1) == 1
             assert self.cache.pool.holders(page) == 0, "not the coldest, deepest block was evicted"
         else:
@@ -251,7 +234,7 @@ class Simulation:
     def purge(self) -> None:
         namespace = self.rng.choice(NAMESPACES)
         self.cache.purge(namespace)
-        assert not self._roots(namespace)
+        assert not self.rules.roots(namespace)
         self.seen["purges"] += 1
 
     def reset(self) -> None:
@@ -263,10 +246,10 @@ class Simulation:
     def reset_tenant(self) -> None:
         tenant = self.rng.choice(list(TENANTS.values()))
         kept = [each for each in NAMESPACES if TENANTS[each] != tenant]
-        before = [self._roots(each) for each in kept]
+        before = [self.rules.roots(each) for each in kept]
         self.cache.reset([tenant])
-        assert before == [self._roots(each) for each in kept]
-        assert not any(self._roots(each) for each in NAMESPACES if each not in kept)
+        assert before == [self.rules.roots(each) for each in kept]
+        assert not any(self.rules.roots(each) for each in NAMESPACES if each not in kept)
         self.seen["resets of a tenant"] += 1
 
     def set_terms(self) -> None:
@@ -286,13 +269,13 @@ class Simulation:
 
     def set_public(self) -> None:
         """Heads of prompts become public, and others are no longer."""
-        count = self.rng.choice((0, 1, 2, 2)) if self.prompts else 0
-        heads = [self.rng.choice(self.prompts) for _ in range(count)]
-        kept = [each for each in self.public if self.rng.random() < 0.5]
+        count = self.rng.choice((0, 1, 2, 2)) if self.prompts.last else 0
+        heads = [self.rng.choice(self.prompts.last) for _ in range(count)]
+        kept = [each for each in self.rules.public if self.rng.random() < 0.5]
         whole = [each[: len(each) // self.size * self.size] for each in (*kept, *heads)]
-        self.public = [each for each in whole if each]
+        self.rules.public = [each for each in whole if each]
         self.cache.set_public([pack(each) for each in (*kept, *heads)])
-        self.seen["public prefixes"] += len(self.public)
+        self.seen["public prefixes"] += len(self.rules.public)
 
     def drain(self) -> None:
         """Everybody goes, and nothing may be left over."""
@@ -305,7 +288,7 @@ class Simulation:
         self.seen["pages owed"] += cache.allocator.owed
         everything = cache.pool.num_pages - 1
         assert cache.pool.free + cache.tree.evictable == everything
-        assert not any(node.pins for root in self._roots() for node in walk(root))
+        assert not any(node.pins for root in self.rules.roots() for node in walk(root))
         assert not cache.leases
         cache.evict(everything)
         cache.check()
@@ -313,118 +296,26 @@ class Simulation:
         assert (cache.tree.roots, cache.tree.hung) == ({}, {})
         assert (cache.tree.nodes, cache.tree.pages) == (0, 0)
 
-    # What the tenants were promised
-
-    def _entitled(self, tenant: str) -> dict[str, int]:
-        """Pages of each other tenant that ``tenant`` may not bring it below."""
-        return {
-            each.tenant: min(each.used, each.quota.guaranteed)
-            for each in self._tenants()
-            if each.tenant != tenant
-        }
-
-    def _expect_guaranteed(self, tenant: str, fair: dict[str, int]) -> None:
-        if len(self.cache.leases) > 1 or self.cache.pool.quarantined:
-            for each in self._tenants():
-                least = fair.get(each.tenant, 0)
-                assert each.used >= least, f"{each.tenant!r} fell to {each.used} for {tenant!r}"
-
-    def _promised(self) -> bool:
-        return any(each.quota.guaranteed for each in self._tenants())
-
-    def _tenants(self) -> list[Account]:
-        return [each for each in self.cache.accounts if each is not self.cache.accounts.public]
-
-    def _first(self, leaves: list[Node], asks: Account | None = None) -> Node:
-        """The one that is to lose the next page, for the sake of somebody or of nobody."""
-        losing = min(map(self._loses, leaves))
-        return self._goes([leaf for leaf in leaves if self._loses(leaf) == losing], asks)
-
-    def _goes(self, leaves: list[Node], asks: Account | None) -> Node:
-        """Which of one account's goes."""
-        clock = self.cache.allocator.clock
-        others = [leaf for leaf in leaves if leaf.kept >= 0 or due(leaf.kept) + SLACK <= clock.now]
-        awaited = [leaf for leaf in leaves if leaf not in others]
-        last = min(awaited, key=lambda leaf: (leaf.kept, *_age(leaf)), default=None)
-        kept = {leaf: leaf.kept if end_of(leaf.kept) > clock.now else 0 for leaf in others}
-        other = min(others, key=lambda leaf: (kept[leaf], *_age(leaf)), default=None)
-        if last is None:
-            assert other is not None
-            return self._passes_by(other, kept, asks)
-        if other is None:
-            return last
-        waits = due(last.kept) - clock.now
-        unused = clock.age(other.last_use) + UNUSED
-        self.seen["awaited before the coldest"] += waits > unused and last.kept != DONE
-        self.seen["awaited behind the coldest"] += waits <= unused
-        return last if kept[other] or waits > unused else self._passes_by(other, kept, asks)
-
-    def _passes_by(self, other: Node, kept: dict[Node, int], asks: Account | None) -> Node:
-        """``other`` goes by age; if it is young and somebody asks, a newcomer goes for it."""
-        admission, clock = self.cache.allocator.admission, self.cache.allocator.clock
-        if admission is None or asks is None or kept[other] > 0:
-            return other
-        old = clock.last_before(admission.reuse.patience)
-        newcomers = [leaf for leaf in kept if leaf.newcomer and not kept[leaf]]
-        if other.last_use <= old or not newcomers:
-            return other
-        self.seen["newcomers before the young"] += 1
-        return min(newcomers, key=_age)
-
-    def _loses(self, leaf: Node) -> tuple[object, ...]:
-        """By whom the next page is to be lost when nobody in particular asks."""
-        account = leaf.account
-        quota = account.quota
-        place: tuple[object, ...] = (1, -account.cold, account.serial)
-        if account.used > quota.guaranteed:
-            beyond = min(0, quota.maximum - account.used)
-            excess = (account.used - quota.guaranteed) / quota.weight
-            place = (0, beyond, not account.idle, -(excess // 1), account.serial)
-        return place
-
     # What the operations are made of
 
     def _wait(self, seconds: float) -> None:
         self.seconds += seconds
         self.cache.time = self.seconds
 
-    def _prompt(self) -> list[int]:
-        """Repeats, extends, cuts or changes an earlier prompt, so that most share something."""
-        rng, size = self.rng, self.size
-        prompt: list[int] = []
-        if self.prompts and rng.random() < 0.9:
-            prompt = list(rng.choice(self.prompts))
-            kind = rng.random()
-            if kind < 0.35:
-                prompt = prompt[: rng.randrange(len(prompt)) + 1]
-            if 0.2 < kind < 0.45:
-                prompt[rng.randrange(len(prompt))] = rng.randrange(4)
-            if kind > 0.65:
-                prompt += rng.choices(range(3), k=rng.randrange(1, 2 * size + 2))
-        prompt = prompt[: 6 * size] or rng.choices(range(3), k=rng.randrange(1, 4 * size + 2))
-        if len(self.prompts) < 12:
-            self.prompts.append(prompt)
-        else:
-            self.prompts[rng.randrange(12)] = prompt
-        return prompt
-
-    def _identities(self, namespace: bytes, tokens: list[int]) -> list[int]:
-        identities: list[int] = []
-        shared = len(self._public(tokens))
-        last: object = PUBLIC if shared else namespace
-        for position, token in enumerate(tokens):
-            if shared and position == shared:
-                last = self.known.setdefault((last, namespace), len(self.known))
-            last = self.known.setdefault((last, token), len(self.known))
-            identities.append(last)
-        return identities
-
-    def _append(self, sequence: Sequence, token: int) -> None:
-        last = sequence.identities[-1]
-        if len(sequence.tokens) == len(sequence.lease.public):
-            last = self.known.setdefault((last, sequence.namespace), len(self.known))
-        sequence.identities.append(self.known.setdefault((last, token), len(self.known)))
-        sequence.tokens.extend(pack([token]))
+    def _begin(self, sequence: Sequence, shared: int) -> None:
+        """What it reuses is its own, and what it writes to is nobody's."""
+        lease, memory = sequence.lease, self.memory
+        memory.verify(lease.pages, sequence.identities, lease.published)
+        memory.expect_untouched(lease.pages[lease.published // self.size :])
+        for copy in lease.copies:
+            assert copy.target == lease.pages[lease.published // self.size]
+            source = sequence.identities[lease.published : lease.computed]
+            assert memory.kv[copy.source][: copy.tokens] == source, "a copy has the wrong source"
+            self.seen["copies"] += 1
+        self.seen["reused"] += lease.reused
+        self.seen["reused beyond a public prefix"] += 0 < shared < lease.reused
+        self.seen["reused inside a public prefix"] += 0 < lease.reused < shared
+        self.sequences.append(sequence)
 
     def _pick(self) -> Sequence | None:
         return self.rng.choice(self.sequences) if self.sequences else None
@@ -436,8 +327,7 @@ class Simulation:
             sequence.lease.release()
         self.sequences.remove(sequence)
         if self.rng.random() < 0.3:
-            self.prompts.append(unpack(sequence.tokens))
-            self.prompts.pop(0)
+            self.prompts.remember(unpack(sequence.tokens))
 
     def _finish(self, sequence: Sequence) -> None:
         """Keep some places of it, and find them kept."""
@@ -466,145 +356,30 @@ class Simulation:
         shared = filled > 0 and pool.holders(lease.pages[index]) > 1
         needed = missing + shared
         row = lease.pages[:]
-        before = self._shape()
+        before = self.rules.shape()
         tenant = TENANTS[sequence.namespace]
         available = self.cache.available_to(tenant)
-        fair = self._entitled(tenant)
-        goes = self._expected_to_go(lease.account, needed)
+        fair = self.rules.entitled(tenant)
+        goes = self.rules.only_page_to_go(lease.account, needed)
         if not lease.extend(count):
             assert lease.pages == row
             if not self.steps:
                 assert needed > available, "pages were there, and none was given"
-                assert self._shape() == before, "a refusal changes something"
+                assert self.rules.shape() == before, "a refusal changes something"
                 if len(self.cache.leases) == 1:
                     assert needed > self.cache.available, "nobody else ran, and none was given"
                 self.seen["refusals for a guarantee"] += needed <= self.cache.available
             self.seen["refusals"] += 1
             return False
-        self._expect_guaranteed(tenant, fair)
+        self.rules.expect_guaranteed(tenant, fair)
         self.seen["guarantees broken"] += needed > available
         assert len(lease.pages) == len(row) + missing
         changed = [page for page in lease.pages if page not in row]
         assert len(changed) == needed
-        self._expect_untouched(array("i", changed))
+        self.memory.expect_untouched(array("i", changed))
         assert goes is None or goes in changed, "another page than the first went"
         self.seen["copies on write"] += shared
         return True
-
-    def _expected_to_go(self, account: Account, needed: int) -> int | None:
-        """The only page that has to go for ``needed`` ones, if that is plain to see."""
-        cache = self.cache
-        if needed != cache.pool.free + 1 or account.used + needed > account.quota.maximum:
-            return None
-        cold = self._cold()
-        leaves = [leaf for leaf in cold if not self._loses(leaf)[0]]
-        leaves = leaves or [leaf for leaf in cold if leaf.account is account]
-        if not leaves:
-            return None  # there is none but what is guaranteed to others
-        self.seen["the first page went"] += 1
-        return self._first(leaves, account).pages[-1]
-
-    def _expect_untouched(self, pages: array[int]) -> None:
-        assert 0 not in pages, "the scratch page was handed out"
-        for step in self.steps:
-            both = step.touched.intersection(pages)
-            assert not both, f"step {step.number} is in flight and uses {both}"
-        self.seen["pages handed out in flight"] += len(pages) if self.steps else 0
-
-    def _run_device(self, step: Step) -> None:
-        """The device runs steps in order; each reads all that came before what it writes."""
-        for earlier in self.steps:
-            if earlier.number < step.number:
-                self._run_device(earlier)
-        if step.ran:
-            return
-        step.ran = True
-        for copy in step.copies:
-            self.kv[copy.target][: copy.tokens] = self.kv[copy.source][: copy.tokens]
-        for work in step.works:
-            if work.sequence.failed:
-                continue
-            work.sequence.failed = step.fails
-            identities = work.sequence.identities
-            self._verify(work.pages, identities, work.start)
-            for position in range(work.start, work.end):
-                block, slot = divmod(position, self.size)
-                value = GARBAGE if step.fails else identities[position]
-                self.kv[work.pages[block]][slot] = value
-
-    def _verify(self, pages: array[int], identities: list[int], computed: int) -> None:
-        kv = self.kv
-        content = [kv[page] for page in pages[: -(-computed // self.size)]]
-        flat = [value for page in content for value in page][:computed]
-        assert flat == identities[:computed], "a sequence reads KV that is not its own"
-
-    def _longest(self, namespace: bytes, prompt: list[int], limit: int | None) -> int:
-        """The longest common head with any path from the root, found by walking all of them."""
-        most = len(prompt) - 1 if limit is None else max(0, min(limit, len(prompt) - 1))
-        tree = self.cache.tree
-        public = self._public(prompt)
-        if not public:
-            return self._along(tree.roots.get(namespace), [], prompt, most)
-        shared = self._along(tree.roots.get(PUBLIC), [], prompt, min(most, len(public)))
-        if shared < len(public):
-            return shared
-        return max(
-            shared, self._along(tree.hung.get((namespace, pack(public))), public, prompt, most)
-        )
-
-    def _along(self, root: Node | None, above: list[int], prompt: list[int], most: int) -> int:
-        best = 0
-        stack: list[tuple[Node, list[int]]] = [(root, above)] if root is not None else []
-        while stack:
-            node, path = stack.pop()
-            path = path + unpack(node.key)
-            common = 0
-            while common < min(len(path), most) and path[common] == prompt[common]:
-                common += 1
-            best = max(best, common)
-            stack.extend((child, path) for child in node.children or ())
-        return best
-
-    def _cold(self) -> list[Node]:
-        """The leaves that may be evicted now, by the rules and not by the order."""
-        return [
-            node
-            for root in self._roots()
-            for node in walk(root)
-            if not node.children and not node.pins and node is not root
-            if not self.cache.tree.hanging(node)
-            if node.last_use <= self.cache.pool.ended
-        ]
-
-    def _public(self, tokens: list[int]) -> list[int]:
-        return max((p for p in self.public if tokens[: len(p)] == p), key=len, default=[])
-
-    def _roots(self, namespace: bytes | None = None) -> list[Root]:
-        tree = self.cache.tree
-        roots = [*tree.roots.values(), *tree.hung.values()]
-        return [each for each in roots if namespace in (None, each.namespace)]
-
-    def _orders(self) -> list[list[Node]]:
-        orders = [each.order.leaves() for each in self.cache.accounts]
-        return [leaves for leaves in orders if leaves]
-
-    def _shape(self) -> tuple[object, ...]:
-        """All that a refusal or a peek must leave as it was."""
-        nodes = [
-            (
-                node.end,
-                bytes(node.key),
-                tuple(node.pages),
-                node.pins,
-                node.last_use,
-                node.hits,
-                node.kept,
-            )
-            for root in self._roots()
-            for node in walk(root)
-        ]
-        pool = self.cache.pool
-        return nodes, pool.free, pool.quarantined, self._orders(), len(self.known)
 
 
 def run(operations: int, seed: int, check_every: int = 1) -> Counter[str]:
@@ -622,7 +397,3 @@ def run(operations: int, seed: int, check_every: int = 1) -> Counter[str]:
         simulation.drain()
         seen += simulation.seen
     return seen
-
-
-def _age(leaf: Node) -> tuple[int, int, int]:
-    return leaf.last_use, -leaf.end, leaf.serial

@@ -8,6 +8,7 @@ from radixserve.cache.eviction import EvictionOrder
 from radixserve.cache.lease import Lease
 from radixserve.cache.node import Node, walk
 from radixserve.cache.prefix_cache import PrefixCache
+from radixserve.cache.terms import Keeping, Kept, Mark
 from radixserve.tenant import OPEN
 from radixserve.tokens import pack, unpack
 
@@ -81,3 +82,62 @@ def idle(cache: PrefixCache) -> bool:
     """Nothing is used: every page is free or cold, and nothing is pinned."""
     cache.check()
     return not cache.leases and cache.available == cache.pool.num_pages - 1
+
+
+def used(cache: PrefixCache, tenant: str) -> int:
+    """Pages that ``tenant`` has."""
+    account = cache.accounts.get(tenant)
+    return 0 if account is None else account.used
+
+
+def public(*prefixes: list[int], num_pages: int = 64) -> PrefixCache:
+    """A cache with pages of 4 tokens in which these prefixes are public."""
+    cache = PrefixCache(num_pages, 4)
+    cache.set_public([pack(each) for each in prefixes])
+    return cache
+
+
+def cache_of(pages: int = 32, page_size: int = 4, *, keep: float = 1.0) -> PrefixCache:
+    """A cache of which such a share may be kept."""
+    return PrefixCache(pages + 1, page_size, keep=keep)
+
+
+def keep(
+    cache: PrefixCache,
+    tokens: Iterable[int],
+    *marks: tuple[int | None, int],
+    session: str = "",
+    last: bool = False,
+    namespace: bytes = b"",
+    tenant: str = OPEN,
+) -> Kept | None:
+    """A whole request that marks these places."""
+    lease = prefill(cache, tokens, namespace, tenant=tenant)
+    reused = lease.reused
+    kept = cache.finish(lease, Keeping(tuple(Mark(*each) for each in marks), session, last), reused)
+    cache.check()
+    return kept
+
+
+def tick(cache: PrefixCache) -> None:
+    """A step that does nothing: whatever was used before it is older than what comes."""
+    cache.end_step(cache.begin_step())
+
+
+def held(cache: PrefixCache, tenant: str = OPEN) -> int:
+    """Pages that are kept."""
+    account = cache.accounts.get(tenant)
+    return 0 if account is None else account.kept.total(cache.time)
+
+
+def evict_one_by_one(cache: PrefixCache, *prompts: Iterable[int]) -> list[int]:
+    """Which of ``prompts``, by place, loses each next page."""
+    lost = []
+    whole = [list(each) for each in prompts]
+    before = [found(cache, each) for each in whole]
+    while cache.evict(1):
+        cache.check()
+        after = [found(cache, each) for each in whole]
+        lost += [place for place, (b, a) in enumerate(zip(before, after, strict=True)) if a < b]
+        before = after
+    return lost

@@ -15,15 +15,21 @@ from radixserve.cache.node import walk
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.terms import DONE, Keeping, Mark, end_of
 from radixserve.tenant import OPEN
-from tests.cache.serving import append, found, idle, nodes, prefill, serve
-from tests.cache.test_keeping import evict_one_by_one, held, tick
+from tests.cache.serving import (
+    append,
+    cache_of,
+    evict_one_by_one,
+    found,
+    held,
+    idle,
+    nodes,
+    prefill,
+    serve,
+    tick,
+)
 
 ONE, TWO, THREE = [*range(8)], [*range(16)], [*range(24)]
 OTHER = [*range(8), *range(50, 58)]
-
-
-def cache_of(pages: int = 32) -> PrefixCache:
-    return PrefixCache(pages + 1, 4, keep=1.0)
 
 
 def turn(

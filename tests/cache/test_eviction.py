@@ -14,11 +14,7 @@ from radixserve.cache.quota import Accounts
 from radixserve.cache.terms import DONE, term
 from radixserve.tenant import OPEN
 from radixserve.tokens import pack
-from tests.cache.serving import found, idle, nodes, order, prefill, serve
-
-
-def _tick(cache: PrefixCache) -> None:
-    cache.end_step(cache.begin_step())
+from tests.cache.serving import found, idle, nodes, order, prefill, serve, tick
 
 
 def _leaf(serial: int, last_use: int, end: int) -> Node:
@@ -87,7 +83,7 @@ def test_the_coldest_goes_first() -> None:
     cache = PrefixCache(64, 2)
     for first in (1, 2, 3):
         serve(cache, [first] * 4)
-        _tick(cache)
+        tick(cache)
     serve(cache, [1, 1, 1, 1, 9])
     cache.evict(2)
     assert [found(cache, [first] * 4) for first in (1, 2, 3)] == [4, 0, 4]
@@ -153,7 +149,7 @@ def test_a_parent_is_as_young_as_the_youngest_child_that_it_had() -> None:
     cache = PrefixCache(64, 1)
     serve(cache, [1, 2])
     serve(cache, [1, 3])
-    _tick(cache)
+    tick(cache)
     cache.acquire(pack([1, 3, 9]), b"").release()
     old, young = order(cache).leaves()
     assert (old.last_use, young.last_use) == (0, 1)
@@ -175,9 +171,9 @@ def test_the_open_leaf_goes_before_the_blocks_above_it() -> None:
 def test_a_release_makes_the_youngest_leaf() -> None:
     cache = PrefixCache(64, 2)
     old = prefill(cache, [1] * 4)
-    _tick(cache)
+    tick(cache)
     serve(cache, [2] * 4)
-    _tick(cache)
+    tick(cache)
     old.release()
     cache.evict(2)
     assert [found(cache, [first] * 4) for first in (1, 2)] == [4, 0]
@@ -189,7 +185,7 @@ def test_the_order_stays_right_through_thousands_of_random_uses() -> None:
     for _ in range(3000):
         serve(cache, rng.choices(range(2), k=rng.randrange(1, 16)), rng.choice((b"", b"a")))
         if rng.random() < 0.3:
-            _tick(cache)
+            tick(cache)
         if rng.random() < 0.2:
             cache.evict(rng.randrange(10))
         assert order(cache).sound()

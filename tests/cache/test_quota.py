@@ -11,7 +11,7 @@ from radixserve.cache.quota import IDLE
 from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import pack
 from tests.cache.cost import bytecodes
-from tests.cache.serving import found, idle, prefill, serve, serve_as
+from tests.cache.serving import found, idle, prefill, serve, serve_as, used
 
 
 def terms(**tenants: tuple[float, float]) -> dict[str, Terms]:
@@ -20,11 +20,6 @@ def terms(**tenants: tuple[float, float]) -> dict[str, Terms]:
         name: Terms(guaranteed=guaranteed, maximum=maximum)
         for name, (guaranteed, maximum) in tenants.items()
     }
-
-
-def used(cache: PrefixCache, tenant: str) -> int:
-    account = cache.accounts.get(tenant)
-    return 0 if account is None else account.used
 
 
 def fill(cache: PrefixCache, tenant: str, pages: int, first: int = 0) -> None:
