@@ -20,7 +20,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from tests.engine.test_process import exists
+from tests.engine.supervised import exists
 from tests.model import tiny
 
 ROOT = Path(__file__).parents[1]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from radixserve.config import EngineConfig
 from radixserve.engine.async_llm import AsyncLLM
+from radixserve.engine.frontend import Frontend, TextDelta, TextRequest
 from radixserve.scheduling.plan import UNKNOWN, Sampled, StepPlan
+from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack
 from tests.engine.overlapped import copied
@@ -44,3 +49,32 @@ def simulated_engine(
     config = EngineConfig(**{"page_size": 4, "max_num_seqs": 8, **settings})
     [first] = tokenizer.decode([3]).encode()  # ids of bytes are their value plus this offset
     return AsyncLLM(config), SayingModel(config, num_pages, offset=3 - first), tokenizer
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, **settings: object
+) -> AsyncIterator[tuple[AsyncLLM, SayingModel, Tokenizer]]:
+    engine, model, tokenizer = simulated_engine(directory, **settings)
+    await engine.start_with(model, tokenizer, "tiny")
+    try:
+        yield engine, model, tokenizer
+    finally:
+        model.free()
+        await engine.stop()
+
+
+def ask(tokenizer: Tokenizer, text: str = "Hello?", name: str = "r", **fields) -> TextRequest:
+    sampling = {"max_tokens": 20, "temperature": 0.0, **fields.pop("sampling", {})}
+    prompt = fields.pop("prompt", None) or tokenizer.encode(text)
+    return TextRequest(id=name, prompt=prompt, sampling=SamplingParams(**sampling), **fields)
+
+
+async def collect(engine: Frontend, request: TextRequest) -> list[TextDelta]:
+    return [delta async for delta in engine.generate(request)]
+
+
+async def idle(engine: AsyncLLM) -> None:
+    """Wait until the engine says that nothing runs and nothing waits."""
+    while engine.stats().running or engine.stats().waiting:
+        await asyncio.sleep(0)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.purge import Purge
-from radixserve.engine.async_llm import AsyncLLM
-from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.errors import (
     ContextLengthError,
     EngineDeadError,
@@ -21,43 +16,12 @@ from radixserve.errors import (
     LostError,
     OverloadedError,
 )
-from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import Terms
-from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import pack, unpack
-from tests.engine.saying import TEXT, SayingModel
-from tests.engine.simulated import simulated_engine
+from tests.engine.saying import TEXT
+from tests.engine.simulated import ask, collect, idle, running, simulated_engine
 
 pytestmark = pytest.mark.usefixtures("steps")
-
-
-@asynccontextmanager
-async def running(
-    directory: Path, **settings: object
-) -> AsyncIterator[tuple[AsyncLLM, SayingModel, Tokenizer]]:
-    engine, model, tokenizer = simulated_engine(directory, **settings)
-    await engine.start_with(model, tokenizer, "tiny")
-    try:
-        yield engine, model, tokenizer
-    finally:
-        model.free()
-        await engine.stop()
-
-
-def ask(tokenizer: Tokenizer, text: str = "Hello?", name: str = "r", **fields) -> TextRequest:
-    sampling = {"max_tokens": 20, "temperature": 0.0, **fields.pop("sampling", {})}
-    prompt = fields.pop("prompt", None) or tokenizer.encode(text)
-    return TextRequest(id=name, prompt=prompt, sampling=SamplingParams(**sampling), **fields)
-
-
-async def collect(engine: AsyncLLM, request: TextRequest) -> list[TextDelta]:
-    return [delta async for delta in engine.generate(request)]
-
-
-async def idle(engine: AsyncLLM) -> None:
-    """Wait until the engine says that nothing runs and nothing waits."""
-    while engine.stats().running or engine.stats().waiting:
-        await asyncio.sleep(0)
 
 
 def test_what_is_said_of_tenants_before_it_starts_is_told_to_the_engine_then(tmp_path):

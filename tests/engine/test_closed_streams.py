@@ -7,7 +7,7 @@ import random
 from contextlib import aclosing
 
 from tests.engine.saying import TEXT
-from tests.engine.test_async_llm import ask, collect, idle, running
+from tests.engine.simulated import ask, collect, idle, running
 
 
 def test_five_hundred_streams_closed_at_random_moments_leave_nothing_behind(tmp_path):

@@ -16,7 +16,7 @@ from radixserve.errors import EngineDeadError
 from radixserve.scheduling.plan import Sampled
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import unpack
-from tests.engine.test_async_llm import ask
+from tests.engine.simulated import ask
 from tests.server.fake import FakeFrontend
 from tests.text.tiny import tiny_tokenizer_dir
 

@@ -8,7 +8,7 @@ import pytest
 
 from radixserve.errors import DeadlineError
 from tests.engine.saying import TEXT
-from tests.engine.test_async_llm import ask, collect, idle, running
+from tests.engine.simulated import ask, collect, idle, running
 
 SOON = 0.05
 """Seconds; nothing here is slower or faster for it, only later."""

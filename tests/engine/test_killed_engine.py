@@ -14,7 +14,8 @@ from radixserve.engine.process import supervisor
 from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.errors import EngineDeadError, LostError
 from tests.engine.saying import TEXT
-from tests.engine.test_process import ask, back, collect, exists, running
+from tests.engine.simulated import collect
+from tests.engine.supervised import ask, back, exists, running
 
 KILLS = 20
 CLIENTS = 6

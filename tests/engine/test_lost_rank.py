@@ -18,7 +18,7 @@ from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.errors import EngineDeadError
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
-from tests.engine.test_process import back, exists
+from tests.engine.supervised import back, exists
 from tests.model import tiny
 from tests.text.tiny import tiny_tokenizer_dir
 

@@ -10,7 +10,7 @@ import pytest
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.engine.frontend import TextRequest
 from tests.engine.saying import TEXT
-from tests.engine.test_async_llm import ask, collect, idle, running
+from tests.engine.simulated import ask, collect, idle, running
 from tests.traced import growths, held
 
 BATCH = 20

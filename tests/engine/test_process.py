@@ -9,19 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from radixserve.cache.terms import Keeping, Mark
 from radixserve.engine.core import FAILURES
-from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.engine.messages import Look, Looked
 from radixserve.engine.process import supervisor
-from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.errors import (
     ContextLengthError,
     DeadlineError,
@@ -29,54 +24,11 @@ from radixserve.errors import (
     InvalidRequestError,
     ModelError,
 )
-from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import OPEN
 from radixserve.tokens import pack
 from tests.engine.saying import TEXT
-from tests.engine.supervised import supervised
-
-PATIENCE = 60
-"""Seconds; what takes longer is taken for a hang."""
-
-
-@asynccontextmanager
-async def running(
-    directory: Path, how: str = "well", *, patience: float = PATIENCE, **settings: object
-) -> AsyncIterator[SupervisedLLM]:
-    engine = supervised(directory, how, **settings)
-    async with asyncio.timeout(patience):
-        await engine.start()
-        pids = [engine.pid]
-        try:
-            yield engine
-        finally:
-            pids.append(engine.pid)
-            await engine.stop()
-            assert not [pid for pid in pids if pid and exists(pid)]
-
-
-def exists(pid: int) -> bool:
-    """Whether ``pid`` runs; one that has ended and that nobody has asked about does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def ask(engine: SupervisedLLM, name: str = "r", *, tokens: int = 20, **fields) -> TextRequest:
-    prompt = fields.pop("prompt", None) or engine.tokenizer.encode("Hello?")
-    sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
-    return TextRequest(id=name, prompt=prompt, sampling=sampling, **fields)
-
-
-async def collect(engine: SupervisedLLM, request: TextRequest) -> list[TextDelta]:
-    return [delta async for delta in engine.generate(request)]
-
-
-async def back(engine: SupervisedLLM, old: int | None) -> None:
-    while engine.pid in (None, old):
-        await asyncio.sleep(0.01)
+from tests.engine.simulated import collect
+from tests.engine.supervised import PATIENCE, ask, back, exists, running, supervised
 
 
 def test_answers_come_as_from_the_engine_in_this_process(tmp_path):
@@ -400,8 +352,7 @@ def test_stopping_fails_what_is_in_flight(tmp_path):
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from tests.engine.supervised import supervised
-from tests.engine.test_process import ask
+from tests.engine.supervised import ask, supervised
 
 async def main():
     engine = supervised(Path(sys.argv[1]), "slow")

@@ -21,7 +21,7 @@ from radixserve.server.service import Settings
 from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.registry import Registry
 from tests.engine.saying import SayingModel
-from tests.engine.test_async_llm import idle, running
+from tests.engine.simulated import idle, running
 from tests.server.asking import events
 
 COMPLETIONS = "/v1/completions"

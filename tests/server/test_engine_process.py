@@ -19,7 +19,7 @@ from radixserve.server.app import create_app
 from radixserve.server.prefixes import FilePrefix, Prefixes
 from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
-from tests.engine.test_process import running
+from tests.engine.supervised import running
 from tests.server.asking import error_of
 from tests.server.stack import CHAT, COMPLETIONS, cached, said
 

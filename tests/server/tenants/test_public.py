@@ -20,8 +20,8 @@ from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.declared import MOST_OF_A_TENANT
 from radixserve.server.tenants.registry import Registry
 from radixserve.text.tokenizer import Tokenizer
-from tests.engine.test_process import back
-from tests.engine.test_process import running as running_in_a_process
+from tests.engine.supervised import back
+from tests.engine.supervised import running as running_in_a_process
 from tests.server.asking import error_of, refused
 from tests.server.stack import CHAT, Stack, cached, stack
 from tests.server.tenants.people import FILE, bearer, registry, write
