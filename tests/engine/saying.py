@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 from radixserve.config import EngineConfig
+from radixserve.engine.core import EngineCore
+from radixserve.engine.messages import CacheMode, GenerationDelta, GenerationRequest
 from radixserve.model.info import ModelInfo
 from radixserve.scheduling.plan import Sampled, StepPlan
+from radixserve.scheduling.sampling import SamplingParams
+from radixserve.tokens import pack
 from tests.scheduling.simulated import SimulatedModel
+
+PROMPT = list(range(20, 61))
+PAGE = 4
 
 TEXT = "The tree keeps what it has seen, and gives it away again. "
 
@@ -70,3 +78,37 @@ class SayingModel(SimulatedModel):
     def _say(self, index: int) -> Sampled:
         said = TEXT.encode()[index % len(TEXT)] + self._offset
         return Sampled(said, logprob=-0.5, top=((said, -0.5), (said + 1, -1.5)))
+
+
+def engine(num_pages: int = 100, **settings: int) -> EngineCore:
+    config = EngineConfig(**{"page_size": PAGE, "max_num_seqs": 8, **settings})
+    return EngineCore(config, SayingModel(config, num_pages, offset=3))
+
+
+def add(core: EngineCore, name: str, mode: CacheMode, *, sibling: str | None = None) -> None:
+    core.add(
+        GenerationRequest(
+            id=name,
+            tokens=pack(PROMPT),
+            sampling=SamplingParams(max_tokens=12, temperature=0.0),
+            cache=mode,
+            sibling=sibling,
+        )
+    )
+
+
+def run(
+    core: EngineCore, *names: str, begun: Iterable[GenerationDelta] = ()
+) -> dict[str, tuple[str, int]]:
+    """Each answer's text, and how many tokens of its prompt it reused; ``begun`` has come."""
+    said = dict.fromkeys(names, "")
+    cached = {}
+    deltas = begun
+    while deltas or not core.idle:
+        for delta in deltas or core.step():
+            said[delta.id] += bytes(each.token - 3 for each in delta.sampled).decode()
+            cached[delta.id] = delta.usage.cached_tokens
+        deltas = ()
+        core.cache.check()
+    assert set(said.values()) == {TEXT[:12]}
+    return {name: (said[name], cached[name]) for name in names}

@@ -2,53 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore
-from radixserve.engine.messages import CacheMode, GenerationDelta, GenerationRequest
-from radixserve.scheduling.sampling import SamplingParams
-from radixserve.tokens import pack
-from tests.engine.saying import TEXT, SayingModel
-
-PROMPT = list(range(20, 61))
-PAGE = 4
-
-
-def engine(num_pages: int = 100, **settings: int) -> EngineCore:
-    config = EngineConfig(**{"page_size": PAGE, "max_num_seqs": 8, **settings})
-    return EngineCore(config, SayingModel(config, num_pages, offset=3))
-
-
-def add(core: EngineCore, name: str, mode: CacheMode, *, sibling: str | None = None) -> None:
-    core.add(
-        GenerationRequest(
-            id=name,
-            tokens=pack(PROMPT),
-            sampling=SamplingParams(max_tokens=12, temperature=0.0),
-            cache=mode,
-            sibling=sibling,
-        )
-    )
-
-
-def run(
-    core: EngineCore, *names: str, begun: Iterable[GenerationDelta] = ()
-) -> dict[str, tuple[str, int]]:
-    """Each answer's text, and how many tokens of its prompt it reused; ``begun`` has come."""
-    said = dict.fromkeys(names, "")
-    cached = {}
-    deltas = begun
-    while deltas or not core.idle:
-        for delta in deltas or core.step():
-            said[delta.id] += bytes(each.token - 3 for each in delta.sampled).decode()
-            cached[delta.id] = delta.usage.cached_tokens
-        deltas = ()
-        core.cache.check()
-    assert set(said.values()) == {TEXT[:12]}
-    return {name: (said[name], cached[name]) for name in names}
+from radixserve.engine.messages import CacheMode
+from tests.engine.saying import PROMPT, add, engine, run
 
 
 def reused(core: EngineCore, name: str, mode: CacheMode) -> int:

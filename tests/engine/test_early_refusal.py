@@ -20,7 +20,7 @@ from radixserve.engine.messages import (
 from radixserve.engine.pace import ENOUGH, STEPS, Pace
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
-from tests.engine.test_cache_modes import engine
+from tests.engine.saying import engine
 
 SECONDS = 0.01
 """What each token takes on the clock of these tests."""

@@ -17,7 +17,7 @@ from radixserve.model.loader import ModelFiles
 from radixserve.model.runner import ModelRunner
 from radixserve.scheduling.sampling import Pooling, SamplingParams
 from radixserve.tokens import pack
-from tests.engine.test_cache_modes import engine as saying
+from tests.engine.saying import engine as saying
 from tests.model import tiny
 
 STEM = [(37 * i * i + 11 * i + 5) % tiny.VOCABULARY for i in range(45)]

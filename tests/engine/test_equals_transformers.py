@@ -13,13 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from radixserve.attention.cpu import kernels
-from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore
 from radixserve.engine.messages import GenerationRequest
-from radixserve.model.loader import ModelFiles
-from radixserve.model.runner import ModelRunner
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
+from tests.engine.computing import engine
 from tests.model import tiny
 
 NEW = 9
@@ -56,13 +54,6 @@ def expected(checkpoint: Path) -> list[list[int]]:
         )
         outputs.append(output[0, len(prompt) :].tolist())
     return outputs
-
-
-def engine(checkpoint: Path, **settings: object) -> EngineCore:
-    config = EngineConfig(
-        **{"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 600, **settings}
-    )
-    return EngineCore(config, ModelRunner(ModelFiles(checkpoint, checkpoint, "tiny"), config))
 
 
 def answer(core: EngineCore, prompts: list[list[int]], round_: str = "") -> list[list[int]]:

@@ -7,42 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from radixserve.engine.core import EngineCore
-from radixserve.engine.messages import GenerationRequest
 from radixserve.scheduling.plan import Sampled, StepPlan
-from radixserve.scheduling.sampling import SamplingParams
-from radixserve.tokens import pack
-from tests.engine.test_equals_transformers import engine
+from tests.engine.computing import PROMPT, ask, engine, finish
 from tests.model import tiny
-
-PROMPT = [(29 * i * i + 13 * i + 3) % tiny.VOCABULARY for i in range(100)]
-SAMPLING = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("qwen3"), "qwen3")
-
-
-def ask(core: EngineCore, name: str, prompt: list[int]) -> None:
-    core.add(GenerationRequest(id=name, tokens=pack(prompt), sampling=SAMPLING))
-
-
-def finish(core: EngineCore, name: str, prompt: list[int]) -> tuple[list[int], int]:
-    """The tokens of an answer, and how many of its prompt were cached."""
-    ask(core, name, prompt)
-    return run_out(core)
-
-
-def run_out(core: EngineCore) -> tuple[list[int], int]:
-    """The tokens of the only request that is left, and how many of its prompt were cached."""
-    tokens: list[int] = []
-    while not core.idle:
-        for delta in core.step():
-            assert delta.error is None
-            tokens += [sampled.token for sampled in delta.sampled]
-            cached = delta.usage.cached_tokens
-    return tokens, cached
 
 
 def variation(chance: random.Random) -> list[int]:

@@ -24,7 +24,7 @@ from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import OPEN
 from radixserve.tokens import pack
 from tests.engine.looped import looped
-from tests.engine.test_cache_modes import PROMPT, engine
+from tests.engine.saying import PROMPT, engine
 
 LONG_AGO = -1000.0
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from radixserve.engine import core as engine_core
-from tests.engine.test_cache_modes import PROMPT, add, engine, run
+from tests.engine.saying import PROMPT, add, engine, run
 
 pytestmark = pytest.mark.usefixtures("steps")
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from radixserve.attention.arrays import PagedBatch
-from tests.engine.test_equals_transformers import engine
-from tests.engine.test_interrupted_prefills import PROMPT, ask, finish
+from tests.engine.computing import PROMPT, ask, engine, finish
 from tests.model import tiny
 
 

@@ -11,7 +11,7 @@ from radixserve.engine.messages import GenerationRequest
 from radixserve.model import sampler
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
-from tests.engine.test_equals_transformers import engine
+from tests.engine.computing import engine
 from tests.model import tiny
 
 STEM = [(43 * i * i + 5 * i + 11) % tiny.VOCABULARY for i in range(40)]

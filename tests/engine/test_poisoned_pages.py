@@ -20,7 +20,7 @@ from radixserve.model.runner import ModelRunner
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
-from tests.engine.test_equals_transformers import engine
+from tests.engine.computing import engine
 from tests.model import tiny
 
 STEM = [(41 * i * i + 3 * i + 7) % tiny.VOCABULARY for i in range(60)]

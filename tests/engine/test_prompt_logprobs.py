@@ -15,11 +15,11 @@ from radixserve.engine.core import EngineCore
 from radixserve.engine.messages import CacheMode, GenerationDelta, GenerationRequest
 from radixserve.model.loader import ModelFiles
 from radixserve.model.ranks import load
-from radixserve.model.runner import ModelRunner
 from radixserve.scheduling.draft import Draft
 from radixserve.scheduling.plan import Sampled
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
+from tests.engine.computing import engine
 from tests.model import tiny
 
 TOP = 3
@@ -35,13 +35,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(checkpoint: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-
-
-def engine(checkpoint: Path, **settings: object) -> EngineCore:
-    config = EngineConfig(
-        **{"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 600, **settings}
-    )
-    return EngineCore(config, ModelRunner(ModelFiles(checkpoint, checkpoint, "tiny"), config))
 
 
 def queue(

@@ -17,9 +17,9 @@ from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tenant import Terms
 from radixserve.tokens import pack
 from tests.engine.looped import looped
+from tests.engine.saying import PROMPT, engine
 from tests.engine.simulated import collect
 from tests.engine.supervised import ask, back, running
-from tests.engine.test_cache_modes import PROMPT, engine
 
 
 def add(core: EngineCore, tenant: str, *, tokens: int = 12) -> None:

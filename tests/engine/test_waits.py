@@ -11,8 +11,8 @@ from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.engine.looped import looped
+from tests.engine.saying import PROMPT, engine
 from tests.engine.simulated import ask, collect, running
-from tests.engine.test_cache_modes import PROMPT, engine
 
 
 class Clock:

@@ -11,8 +11,7 @@ from radixserve.engine.core import EngineCore
 from radixserve.engine.messages import GenerationRequest
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
-from tests.engine.test_equals_transformers import engine
-from tests.engine.test_interrupted_prefills import run_out
+from tests.engine.computing import engine, run_out
 from tests.model import tiny
 
 PROMPT = [(17 * i * i + 5 * i + 9) % tiny.VOCABULARY for i in range(70)]

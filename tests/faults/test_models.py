@@ -17,7 +17,7 @@ from radixserve.engine.messages import GenerationDelta, GenerationRequest
 from radixserve.errors import LostError
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
-from tests.engine.test_equals_transformers import engine
+from tests.engine.computing import engine
 from tests.faults.points import fault, planted, points
 from tests.model import tiny
 from tests.model.test_launch import PAGE, PAGES, LateDevice, TinyRunner
