@@ -39,7 +39,8 @@ def fixed(*, always: bool) -> None:
 
     from radixserve.server.app import create_app
     from radixserve.server.service import Settings
-    from tests.server.fake import FakeFrontend, serving
+    from tests.server.fake import FakeFrontend
+    from tests.server.sockets import serving
     from tests.text.parsing.samples import SAMPLES
 
     sample = SAMPLES["hermes three"]

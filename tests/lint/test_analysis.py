@@ -10,8 +10,7 @@ import pytest
 from radixserve.lint.tokens import Exact
 from radixserve.text.tokenizer import Tokenizer
 from tests.lint.logs import RULES, chat, linted
-from tests.text.test_templates_of_tools import HERMES
-from tests.text.tiny import tiny_tokenizer_dir
+from tests.text.tiny import HERMES, tiny_tokenizer_dir
 
 
 def prompt(text: str) -> dict[str, str]:

@@ -8,8 +8,7 @@ from radixserve.lint.chat_template import is_chat_template, lint_chat_template
 from radixserve.lint.prompt_template import lint_prompt_template
 from radixserve.lint.report import TemplateReport
 from radixserve.text.chat_template import ChatTemplate
-from tests.text.test_templates_of_tools import HERMES
-from tests.text.tiny import CHATML
+from tests.text.tiny import CHATML, HERMES
 
 THINKING = (
     "{% set last = namespace(at=0) %}"

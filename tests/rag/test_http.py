@@ -19,7 +19,7 @@ from radixserve.errors import InvalidRequestError, ServerError
 from radixserve.rag import Document, Rag
 from tests.rag.asked import SETTINGS, documents, order
 from tests.rag.conftest import KEY
-from tests.server.fake import serving
+from tests.server.sockets import serving
 
 NAMES = ("trees", "pages", "leases")
 

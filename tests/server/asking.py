@@ -8,6 +8,8 @@ from typing import Any
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+BREAK = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+
 USER = [{"role": "user", "content": "Hi"}]
 
 
@@ -51,3 +53,40 @@ def events(response: Response) -> list[Any]:
     data = [block.removeprefix("data: ") for block in blocks if not block.startswith(":")]
     assert data.pop() == "[DONE]"
     return [json.loads(each) for each in data]
+
+
+def accumulated(response: Response) -> dict[str, Any]:
+    """The one choice of a stream in the form of a whole answer; checks how calls are told."""
+    message: dict[str, Any] = {"role": "", "content": None, "refusal": None}
+    reason = None
+    for chunk in events(response):
+        [choice] = chunk["choices"]
+        delta = choice["delta"]
+        for name in ("role", "content", "reasoning", "reasoning_content"):
+            if name in delta and (delta[name] or name == "role"):
+                message[name] = (message.get(name) or "") + delta[name]
+        for piece in delta.get("tool_calls", []):
+            calls = message.setdefault("tool_calls", [])
+            function = piece["function"]
+            if piece["index"] == len(calls):
+                assert set(piece) == {"index", "id", "type", "function"}
+                assert function["arguments"] == ""
+                calls.append({"id": piece["id"], "type": piece["type"], "function": function})
+            else:
+                assert piece["index"] == len(calls) - 1
+                assert set(piece) == {"index", "function"}
+                assert set(function) == {"arguments"}
+                calls[-1]["function"]["arguments"] += function["arguments"]
+        assert reason is None
+        reason = choice["finish_reason"]
+    if message["content"] is None and "tool_calls" not in message:
+        message["content"] = ""
+    return {"message": message, "finish_reason": reason}
+
+
+def part(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **fields}
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}

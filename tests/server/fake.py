@@ -1,36 +1,30 @@
-"""An engine that says what it is told to, and a server on a real socket to put in front of it."""
+"""An engine that says what it is told to, and its tokenizers."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import struct
 import threading
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from radixserve.cache.purge import Purge
 from radixserve.cache.view import NodeView, TreeView
-from radixserve.engine.frontend import (
-    Alternative,
-    ModelCard,
-    TextDelta,
-    TextRequest,
-    TokenLogprob,
-)
+from radixserve.engine.frontend import Alternative, ModelCard, TextDelta, TextRequest, TokenLogprob
 from radixserve.engine.messages import EngineStats, Look, Looked, Usage
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.grammar import Grammar
-from radixserve.server.protocol import BoundedProtocol
+from radixserve.server.app import create_app
+from radixserve.server.service import Settings
 from radixserve.tenant import Terms
 from radixserve.text.seams import Seams
 from radixserve.text.stop_strings import StopStrings
 from radixserve.tokens import pack, unpack
+
+THOUGHT = "<think>\nOne.\n\nTwo.\n</think>\n\nHello!"
 
 MODEL = "fake/model"
 WAITED = 0.25
@@ -327,34 +321,28 @@ class FakeFrontend:
         )
 
 
-@dataclass
-class Serving:
-    url: str
-    server: uvicorn.Server
+@contextmanager
+def saying(
+    text: str, tools: str = "hermes", style: str = "none", *, takes_tools: bool = True
+) -> Iterator[tuple[TestClient, FakeFrontend]]:
+    """A server of a model that says ``text``."""
+    frontend = FakeFrontend(text, max_model_len=5000)
+    frontend.tokenizer.takes_tools = takes_tools
+    settings = Settings(tool_call_parser=tools, reasoning_parser=style)
+    app = create_app(frontend, settings=settings)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client, frontend
 
-    def stop(self) -> None:
-        """Tell the server to stop; it first waits for what is running."""
-        self.server.should_exit = True
 
+class OpeningTokenizer(FakeTokenizer):
+    """Its template begins the reasoning, unless it is told not to."""
 
-@contextlib.contextmanager
-def serving(app: Starlette, *, drain: int = 5) -> Iterator[Serving]:
-    """The app behind uvicorn on a free port of this machine."""
-    # The socket listens before uvicorn accepts, so that nobody has to wait for it.
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app,
-        http=BoundedProtocol,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=drain,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        yield Serving(f"http://127.0.0.1:{listener.getsockname()[1]}", server)
-    finally:
-        server.should_exit = True
-        thread.join(timeout=30)
+    chat_template_source = "{% if enable_thinking %}<think></think>{% endif %}{{reasoning_effort}}"
+
+    def render_chat(self, messages: list[dict[str, Any]], **settings: Any) -> str:
+        given = settings.get("template_kwargs") or {}
+        head = super().render_chat(messages, **settings)
+        if not settings["add_generation_prompt"]:
+            return head
+        thinks = given.get("enable_thinking", True)
+        return head + ("<think>\n" if thinks else "<think>\n\n</think>\n\n")

@@ -19,23 +19,9 @@ from radixserve.server.batches import files, lines
 from radixserve.server.batches.store import Store
 from radixserve.server.service import Settings
 from tests.server.asking import USER, chat, error_of, refused
-from tests.server.fake import ANSWER, FakeFrontend, serving
-
-CHAT = "/v1/chat/completions"
-HANG = 60.0
-
-
-def line(identity: str, url: str = CHAT, method: str = "POST", **body: Any) -> dict[str, Any]:
-    return {
-        "custom_id": identity,
-        "method": method,
-        "url": url,
-        "body": {"messages": USER, **body},
-    }
-
-
-def jsonl(rows: list[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+from tests.server.batching import CHAT, HANG, ended, jsonl, line
+from tests.server.fake import ANSWER, FakeFrontend
+from tests.server.sockets import serving
 
 
 def upload(client: TestClient, data: bytes, purpose: str = "batch") -> Response:
@@ -48,17 +34,6 @@ def batch_of(client: TestClient, rows: list[dict[str, Any]], **fields: Any) -> d
     made = client.post("/v1/batches", json=body)
     assert made.status_code == 200, made.text
     return dict(made.json())
-
-
-def ended(client: TestClient, identity: str) -> dict[str, Any]:
-    """The batch, once it has ended."""
-    until = time.monotonic() + HANG
-    while time.monotonic() < until:
-        batch = client.get(f"/v1/batches/{identity}").json()
-        if batch["status"] in ("completed", "failed", "expired", "cancelled"):
-            return dict(batch)
-        time.sleep(0.01)
-    raise AssertionError(f"the batch has not ended: {batch}")
 
 
 def results(client: TestClient, file_id: str) -> dict[str, dict[str, Any]]:

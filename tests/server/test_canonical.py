@@ -12,7 +12,7 @@ import pytest
 from radixserve.server.service import Settings
 from radixserve.text.chat_template import ChatTemplate
 from tests.server.stack import CHAT, Stack, cached, stack, usage
-from tests.text.test_templates_of_tools import HERMES
+from tests.text.tiny import HERMES
 
 HEADER = "x-radixserve-canonical"
 FORMS = "tools,json,volatile"

@@ -19,7 +19,8 @@ from radixserve.server.app import create_app
 from radixserve.server.embeddings import AT_ONCE, MAX_INPUTS
 from radixserve.server.service import Settings
 from tests.server.asking import error_of, refused
-from tests.server.fake import MODEL, FakeFrontend, serving
+from tests.server.fake import MODEL, FakeFrontend
+from tests.server.sockets import serving
 from tests.server.tenants.people import bearer, client_of, limited, registry
 
 

@@ -16,7 +16,8 @@ from uvicorn.server import ServerState
 from radixserve.server.app import create_app
 from radixserve.server.protocol import HEAD_LIMIT, BoundedProtocol
 from tests.server.asking import USER
-from tests.server.fake import FakeFrontend, Serving, serving
+from tests.server.fake import FakeFrontend
+from tests.server.sockets import Serving, serving
 
 BEGINNING = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
 

@@ -16,8 +16,7 @@ from radixserve.config import EngineConfig
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.server.app import create_app
 from tests.model import tiny
-from tests.server.asking import error_of, refused
-from tests.server.test_tools import accumulated
+from tests.server.asking import accumulated, error_of, refused
 from tests.text.tiny import SPECIALS, byte_level
 
 TEMPLATE = (

@@ -16,7 +16,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 from radixserve.cache.view import NodeView
 from radixserve.server.app import create_app
 from radixserve.tokens import pack
-from tests.server.fake import ANSWER, MODEL, FakeFrontend, serving
+from tests.server.fake import ANSWER, MODEL, FakeFrontend
+from tests.server.sockets import serving
 
 pytestmark = pytest.mark.browser
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")

@@ -9,12 +9,10 @@ from starlette.testclient import TestClient
 
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
-from tests.server.asking import USER, chat, events, refused
-from tests.server.fake import FakeFrontend, FakeTokenizer
-from tests.server.test_tools import accumulated, saying
+from tests.server.asking import USER, accumulated, chat, events, refused
+from tests.server.fake import THOUGHT, FakeFrontend, OpeningTokenizer, saying
 from tests.text.parsing.samples import SAMPLES, TOOLS
 
-THOUGHT = "<think>\nOne.\n\nTwo.\n</think>\n\nHello!"
 CHANNELS = SAMPLES["harmony text"].text
 
 
@@ -99,20 +97,6 @@ def test_reasoning_that_is_cut_is_reasoning():
     assert choice["message"]["reasoning"] == "One"
     assert choice["message"]["content"] == ""
     assert choice["finish_reason"] == "length"
-
-
-class OpeningTokenizer(FakeTokenizer):
-    """Its template begins the reasoning, unless it is told not to."""
-
-    chat_template_source = "{% if enable_thinking %}<think></think>{% endif %}{{reasoning_effort}}"
-
-    def render_chat(self, messages: list[dict[str, Any]], **settings: Any) -> str:
-        given = settings.get("template_kwargs") or {}
-        head = super().render_chat(messages, **settings)
-        if not settings["add_generation_prompt"]:
-            return head
-        thinks = given.get("enable_thinking", True)
-        return head + ("<think>\n" if thinks else "<think>\n\n</think>\n\n")
 
 
 @pytest.fixture

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 
-from radixserve.server.app import create_app
-from radixserve.server.service import Settings
 from tests.server.asking import USER
-from tests.server.fake import MODEL, FakeFrontend, serving
+from tests.server.fake import MODEL
+from tests.server.openai_client import Weather, sdk
 from tests.text.parsing.samples import RUN, SAMPLES, THREE, TOOLS
-
-HANG = 60.0
-
-
-@contextmanager
-def sdk(text: str, tools: str, style: str = "none") -> Iterator[tuple[openai.OpenAI, FakeFrontend]]:
-    frontend = FakeFrontend(text, max_model_len=5000)
-    frontend.tokenizer.takes_tools = True
-    app = create_app(frontend, settings=Settings(tool_call_parser=tools, reasoning_parser=style))
-    with (
-        serving(app) as served,
-        openai.OpenAI(
-            base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=HANG
-        ) as client,
-    ):
-        yield client, frontend
 
 
 def arguments(stream: openai.Stream[Any]) -> Iterator[str]:
@@ -79,11 +61,6 @@ def test_the_sdk_sends_a_call_and_its_result_back():
         again: Any = [*USER, said, result]
         client.chat.completions.create(model=MODEL, messages=again, tools=TOOLS)
         assert len(frontend.requests) == 2
-
-
-class Weather(pydantic.BaseModel):
-    city: str
-    days: int
 
 
 class Verdict(pydantic.BaseModel):

@@ -18,9 +18,9 @@ from radixserve.server.batches.room import FORM, Room
 from radixserve.server.batches.store import Store
 from radixserve.server.service import Settings
 from tests.server.asking import error_of
+from tests.server.batching import CHAT, ended, jsonl, line
 from tests.server.fake import FakeFrontend
 from tests.server.tenants.people import bearer, client_of, limited, registry
-from tests.server.test_batches import CHAT, ended, jsonl, line
 
 LIMIT = 10_000
 

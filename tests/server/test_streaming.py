@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import httpx2
 import openai
@@ -17,12 +15,11 @@ from radixserve.errors import ContextLengthError, OverloadedError
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
 from tests.server.asking import USER
-from tests.server.fake import ANSWER, MODEL, FakeFrontend, serving
+from tests.server.fake import ANSWER, MODEL, FakeFrontend
+from tests.server.sockets import HANG, connected, serving
 from tests.text.parsing.samples import TOOLS
 
 CALL = "<tool_call>" + " " * 40 + '{"name": "now", "arguments": {}}</tool_call>'
-HANG = 20.0
-"""Seconds after which something has hung."""
 
 
 @pytest.fixture
@@ -40,16 +37,6 @@ def url(frontend: FakeFrontend) -> Iterator[str]:
 def sdk(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=HANG) as client:
         yield client
-
-
-def connected(url: str, path: str, **fields: object) -> socket.socket:
-    """A connection on which a request was sent, and from which nothing was read."""
-    parts = urlsplit(url)
-    connection = socket.create_connection((parts.hostname, parts.port), timeout=HANG)
-    body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    return connection
 
 
 def test_headers_and_comments_come_before_the_first_token(url: str, frontend: FakeFrontend):

@@ -3,65 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from httpx2 import Response
 from starlette.testclient import TestClient
 
 from radixserve.errors import ConfigError
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
-from tests.server.asking import chat, error_of, events, refused
-from tests.server.fake import FakeFrontend
+from tests.server.asking import accumulated, chat, error_of, events, refused
+from tests.server.fake import FakeFrontend, saying
 from tests.text.parsing.samples import ROME, SAMPLES, TOOLS, Sample
 
 HERMES = SAMPLES["hermes with text"]
 USED = {name: sample for name, sample in SAMPLES.items() if not sample.opened}
-
-
-@contextmanager
-def saying(
-    text: str, tools: str = "hermes", style: str = "none", *, takes_tools: bool = True
-) -> Iterator[tuple[TestClient, FakeFrontend]]:
-    """A server of a model that says ``text``."""
-    frontend = FakeFrontend(text, max_model_len=5000)
-    frontend.tokenizer.takes_tools = takes_tools
-    settings = Settings(tool_call_parser=tools, reasoning_parser=style)
-    app = create_app(frontend, settings=settings)
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield client, frontend
-
-
-def accumulated(response: Response) -> dict[str, Any]:
-    """The one choice of a stream in the form of a whole answer; checks how calls are told."""
-    message: dict[str, Any] = {"role": "", "content": None, "refusal": None}
-    reason = None
-    for chunk in events(response):
-        [choice] = chunk["choices"]
-        delta = choice["delta"]
-        for name in ("role", "content", "reasoning", "reasoning_content"):
-            if name in delta and (delta[name] or name == "role"):
-                message[name] = (message.get(name) or "") + delta[name]
-        for piece in delta.get("tool_calls", []):
-            calls = message.setdefault("tool_calls", [])
-            function = piece["function"]
-            if piece["index"] == len(calls):
-                assert set(piece) == {"index", "id", "type", "function"}
-                assert function["arguments"] == ""
-                calls.append({"id": piece["id"], "type": piece["type"], "function": function})
-            else:
-                assert piece["index"] == len(calls) - 1
-                assert set(piece) == {"index", "function"}
-                assert set(function) == {"arguments"}
-                calls[-1]["function"]["arguments"] += function["arguments"]
-        assert reason is None
-        reason = choice["finish_reason"]
-    if message["content"] is None and "tool_calls" not in message:
-        message["content"] = ""
-    return {"message": message, "finish_reason": reason}
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.server.asking import refused
 from tests.server.fake import FakeFrontend
 from tests.server.stack import stack
 from tests.server.tenants.people import KEYS, bearer, client_of
-from tests.server.tenants.test_isolation import HANG, ask, shared
+from tests.server.tenants.sharing import HANG, ask, shared
 
 TREE = "/v1/cache/tree"
 

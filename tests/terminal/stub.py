@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.server.fake import serving
+from tests.server.sockets import serving
 
 FLOOR = 0.05
 PER_TOKEN = 0.001

@@ -13,7 +13,8 @@ from radixserve import cli
 from radixserve.errors import RadixServeError
 from radixserve.tenants.file import read_tenants
 from radixserve.tenants.keys import hash_of, id_of
-from tests.server.fake import FakeFrontend, serving
+from tests.server.fake import FakeFrontend
+from tests.server.sockets import serving
 from tests.server.tenants.people import KEYS, registry
 
 

@@ -9,15 +9,8 @@ import pytest
 from radixserve.errors import InvalidRequestError
 from radixserve.text.chat_template import ChatTemplate
 from tests.text import tiny
+from tests.text.tiny import HERMES
 
-HERMES = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
-    "{% for message in messages %}<{{ message.role }}>"
-    "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}"
-    "{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}"
-    "[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}{% endfor %}"
-)
 AS_TEXT = HERMES.replace("call.function.arguments | tojson", "'' + call.function.arguments")
 AS_IT_IS = HERMES.replace("call.function.arguments | tojson", "call.function.arguments")
 AS_TAGS = HERMES.replace(

@@ -10,6 +10,15 @@ from transformers import PreTrainedTokenizerFast
 
 from radixserve.text.vocabulary import byte_level_alphabet
 
+HERMES = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+    "{% for message in messages %}<{{ message.role }}>"
+    "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}"
+    "{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    "[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}{% endfor %}"
+)
+
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
     "{% for message in messages %}"

@@ -8,6 +8,14 @@ from typing import Any
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+from tests.server.fake import FakeFrontend
+from tests.text.parsing.samples import TOOLS as FUNCTIONS
+
+TOOLS = [
+    {"name": each["function"]["name"], "input_schema": each["function"]["parameters"]}
+    for each in FUNCTIONS
+]
+
 USER = [{"role": "user", "content": "Hi"}]
 PATH = "/v1/messages"
 ERROR_TYPES = {
@@ -134,3 +142,8 @@ def prompt_tokens(usage: dict[str, Any]) -> int:
     """Tokens of the prompt, as clients add them up."""
     names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     return sum(usage[name] for name in names)
+
+
+def prompt_of(frontend: FakeFrontend) -> str:
+    """The last prompt that came."""
+    return bytes(frontend.requests[-1].prompt[3::4]).decode()

@@ -13,7 +13,7 @@ from radixserve.server.messages.blocks import Chat
 from radixserve.server.messages.wire import InputMessage
 from radixserve.server.wire import ChatRequest
 from radixserve.text.chat_template import ChatTemplate
-from tests.text.test_templates_of_tools import HERMES
+from tests.text.tiny import HERMES
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"city": "Rome"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "21 degrees"}

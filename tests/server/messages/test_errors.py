@@ -24,10 +24,9 @@ from radixserve.server.app import create_app
 from radixserve.server.service import Settings
 from tests.server.asking import chat, send
 from tests.server.asking import error_of as openai_error
-from tests.server.fake import ANSWER, FakeFrontend
+from tests.server.fake import ANSWER, FakeFrontend, saying
 from tests.server.messages.asking import PATH, checked_error, counted, error_of, message
 from tests.server.tenants.people import bearer, client_of, limited, registry
-from tests.server.test_tools import saying
 
 COUNT = f"{PATH}/count_tokens"
 

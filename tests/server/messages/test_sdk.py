@@ -12,12 +12,10 @@ import pytest
 from radixserve.errors import ContextLengthError, DeadlineError, OverloadedError
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
-from tests.server.fake import ANSWER, MODEL, FakeFrontend, serving
-from tests.server.messages.asking import PATH
-from tests.server.messages.test_messages import TOOLS
+from tests.server.fake import ANSWER, MODEL, THOUGHT, FakeFrontend
+from tests.server.messages.asking import PATH, TOOLS
+from tests.server.sockets import connected, serving
 from tests.server.tenants.people import KEYS, limited, registry
-from tests.server.test_reasoning import THOUGHT
-from tests.server.test_streaming import connected
 from tests.text.parsing.samples import SAMPLES, THREE
 
 HANG = 60.0

@@ -14,7 +14,8 @@ import pytest
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
-from tests.server.fake import MODEL, FakeFrontend, serving
+from tests.server.fake import MODEL, FakeFrontend
+from tests.server.sockets import serving
 
 agents = pytest.importorskip("agents", reason="the Agents SDK is in the extra dev")
 HANG = 60.0

@@ -14,9 +14,8 @@ from radixserve.server.responses.wire import ResponsesRequest
 from radixserve.server.service import Settings
 from radixserve.server.wire import ChatRequest
 from tests.server.asking import refused
-from tests.server.fake import MODEL, FakeFrontend
+from tests.server.fake import MODEL, FakeFrontend, saying
 from tests.server.responses.told import TOOL, ask, events, joined, kinds, text, without_ids
-from tests.server.test_tools import saying
 from tests.text.parsing.samples import SAMPLES, TOOLS
 
 THOUGHT = "<think>\nOne.\n\nTwo.\n</think>\n\nHello!"

@@ -8,19 +8,13 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseReasoningItem
-from pydantic import BaseModel
 
 from tests.server.fake import MODEL
+from tests.server.openai_client import Weather, sdk
 from tests.server.responses.told import TOOL
-from tests.server.test_sdk_tools import sdk
 from tests.text.parsing.samples import SAMPLES, TOOLS
 
 FLAT: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
-
-
-class Weather(BaseModel):
-    city: str
-    days: int
 
 
 def test_a_response_is_read_kept_and_gone_on_from():

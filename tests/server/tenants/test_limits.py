@@ -14,7 +14,8 @@ from radixserve.errors import OverloadedError
 from radixserve.server.app import create_app
 from radixserve.server.tenants.visit import ASSUMED_ANSWER
 from tests.server.asking import chat, complete, error_of, events
-from tests.server.fake import ANSWER, FakeFrontend, serving
+from tests.server.fake import ANSWER, FakeFrontend
+from tests.server.sockets import serving
 from tests.server.stack import leave
 from tests.server.tenants.people import KEYS, Hands, bearer, client_of, limited, registry
 

@@ -19,7 +19,7 @@ from tests.server.asking import error_of, refused
 from tests.server.fake import FakeFrontend
 from tests.server.stack import COMPLETIONS, Stack, cached, said
 from tests.server.tenants.people import KEYS, bearer, client_of
-from tests.server.tenants.test_isolation import HANG, ask, body, shared
+from tests.server.tenants.sharing import HANG, ask, body, shared
 
 PURGE = "/v1/cache/purge"
 SALT = {"cache_salt": "session-7"}
