@@ -11,7 +11,7 @@ from radixserve.attention.flashinfer import ALWAYS, FlashInferAttention
 from radixserve.attention.reference import ReferenceAttention
 from tests.attention.fake_device import FakeDevice
 from tests.attention.fake_flashinfer import FakeFlashInfer
-from tests.attention.test_cpu import World
+from tests.attention.world import World
 
 TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2e-2}
 NEVER = CascadeCost(level=1.0, row=0.0, read=1e-9, compute=0.0)

@@ -13,7 +13,7 @@ from radixserve.attention.cpu import CpuAttention, kernels
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.kernels.kv_codes import LARGEST, Code, dequantize, quantize
 from radixserve.scheduling.plan import StepPlan
-from tests.attention.test_cpu import LAYER, TOLERANCE, World
+from tests.attention.world import LAYER, TOLERANCE, World
 
 CODES: tuple[Code, ...] = ("int8", "fp8_e4m3")
 

@@ -23,7 +23,7 @@ from tests.attention.flashinfer_world import (
     flashinfer,
     world,
 )
-from tests.attention.test_cpu import LAYER
+from tests.attention.world import LAYER
 
 MIXES = {
     "one token alone": [(1, 1)],

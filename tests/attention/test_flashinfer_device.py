@@ -16,7 +16,7 @@ from radixserve.tokens import pack
 from tests.attention.fake_device import FakeDevice, RaceError
 from tests.attention.fake_flashinfer import FakeFlashInfer
 from tests.attention.flashinfer_world import DECODE, PAGED, coded, flashinfer, world
-from tests.attention.test_cpu import LAYER, World
+from tests.attention.world import LAYER, World
 
 
 def test_overlapped_steps_never_write_to_what_is_still_copied():

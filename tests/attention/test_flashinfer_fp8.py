@@ -20,7 +20,7 @@ from tests.attention.flashinfer_world import (
     rounded,
     world,
 )
-from tests.attention.test_cpu import LAYER
+from tests.attention.world import LAYER
 
 
 @pytest.mark.parametrize("new", [1, 20])

@@ -11,14 +11,8 @@ from radixserve.attention.arrays import paged_batch
 from radixserve.scheduling.plan import StepPlan
 from tests.attention.fake_flashinfer import FakeFlashInfer
 from tests.attention.fake_kernels import attend, merge
-from tests.attention.flashinfer_world import (
-    NEVER,
-    PAGED,
-    check,
-    flashinfer,
-    world,
-)
-from tests.attention.test_cpu import LAYER
+from tests.attention.flashinfer_world import NEVER, PAGED, check, flashinfer, world
+from tests.attention.world import LAYER
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32])

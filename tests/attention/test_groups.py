@@ -14,7 +14,7 @@ from radixserve.attention.cascade import CascadeCost, sharers
 from radixserve.attention.flashinfer import ALWAYS
 from radixserve.attention.groups import Level, cascade, shared_runs
 from radixserve.scheduling.plan import StepPlan
-from tests.attention.test_cpu import World
+from tests.attention.world import World
 
 
 def rows_of(batch: PagedBatch) -> list[list[int]]:

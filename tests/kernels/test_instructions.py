@@ -1,18 +1,14 @@
-"""What the kernels compute does not depend on what the processor can do."""
+"""What attention gives does not depend on what the processor can do."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
 from radixserve.attention import cpu
 from radixserve.kernels.cpu.library import CpuKernels
-from tests.attention.test_cpu import TOLERANCE, World
+from tests.attention.world import TOLERANCE, World
 from tests.kernels.instructions import OLDER, made_for
-from tests.model import tiny
-from tests.model.test_native import FORMS, PROMPT, expected, logits
 
 
 @pytest.fixture(autouse=True, params=OLDER)
@@ -44,28 +40,3 @@ def test_attention_with_a_soft_cap_is_the_reference(dim: int):
     for new in (1, 20):
         world.row([], 100, new)
     world.check(soft_cap=2.0)
-
-
-@pytest.mark.parametrize("form", ["plain", "biases"])
-def test_the_decoder_gives_the_logits_of_transformers(tmp_path: Path, form: str):
-    directory = tiny.save(tmp_path, FORMS[form])
-    found, name = logits(directory, PROMPT)
-    assert name.startswith("native decoder")
-    torch.testing.assert_close(found, expected(directory), atol=2e-4, rtol=2e-4)
-
-
-def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(tmp_path: Path):
-    directory = tiny.save(tmp_path, FORMS["plain"])
-    truth = expected(directory)
-    found, _ = logits(directory, PROMPT, dtype="bfloat16")
-    theirs = (expected(directory, torch.bfloat16) - truth).norm()
-    assert (found - truth).norm() < 1.2 * theirs
-
-
-@pytest.mark.parametrize("code", ["int8", "fp8_e4m3"])
-def test_kv_in_8_bits_changes_little(tmp_path: Path, code: str):
-    directory = tiny.save(tmp_path, FORMS["tied embeddings"])
-    exact, _ = logits(directory, PROMPT)
-    found, _ = logits(directory, PROMPT, kv_cache_dtype=code)
-    spread = (exact - exact.mean(-1, keepdim=True)).norm()
-    assert 0 < (found - exact).norm() / spread < (0.1 if code == "int8" else 0.3)

@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    GemmaConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-)
+from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, PreTrainedConfig
 
+from radixserve.attention import cpu
 from radixserve.attention.arrays import paged_batch
-from radixserve.attention.cpu import kernels
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
 from radixserve.model import native
@@ -27,6 +22,7 @@ from radixserve.model.loader import describe
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
+from tests.kernels.instructions import HERE, OLDER, made_for
 from tests.model import tiny
 
 SMALL = tiny.small(heads=6, inner=90)  # sizes that fill no panel
@@ -34,8 +30,19 @@ FORMS = tiny.forms(SMALL)
 PROMPT = [(29 * i * i + 3 * i + 5) % 250 for i in range(70)]
 
 pytestmark = pytest.mark.skipif(
-    kernels() is None, reason="there is no C++ compiler to make the native kernels with"
+    cpu.kernels() is None, reason="there is no C++ compiler to make the native kernels with"
 )
+
+
+@pytest.fixture
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernels are those for ``HERE`` or one of ``OLDER``."""
+    native = made_for(request.param)
+    monkeypatch.setattr(cpu, "kernels", lambda: native)
+    return str(request.param)
+
+
+on_any_processor = pytest.mark.parametrize("processor", [HERE, *OLDER], indirect=True)
 
 
 def logits(directory: Path, prompt: list[int], **settings: Any) -> tuple[torch.Tensor, str]:
@@ -63,15 +70,23 @@ def expected(directory: Path, dtype: torch.dtype = torch.float32) -> torch.Tenso
     return found.float()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_each_form_of_the_family_gives_the_logits_of_transformers(tmp_path: Path, form: str):
+@pytest.mark.parametrize(
+    ("form", "processor"),
+    [(form, HERE) for form in FORMS]
+    + [(form, older) for form in ("plain", "biases") for older in OLDER],
+    indirect=["processor"],
+)
+def test_each_form_of_the_family_gives_the_logits_of_transformers(
+    tmp_path: Path, form: str, processor: str
+):
     directory = tiny.save(tmp_path, FORMS[form])
     found, name = logits(directory, PROMPT)
     assert name.startswith("native decoder")
     torch.testing.assert_close(found, expected(directory), atol=2e-4, rtol=2e-4)
 
 
-def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(tmp_path: Path):
+@on_any_processor
+def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(tmp_path: Path, processor: str):
     directory = tiny.save(tmp_path, FORMS["plain"])
     truth = expected(directory)
     found, name = logits(directory, PROMPT, dtype="bfloat16")
@@ -81,8 +96,12 @@ def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize("code", ["int8", "fp8_e4m3"])
-@pytest.mark.parametrize("backend", ["auto", "native"])
-def test_kv_in_8_bits_changes_little(tmp_path: Path, code: str, backend: str):
+@pytest.mark.parametrize(
+    ("backend", "processor"),
+    [("native", HERE), *(("auto", processor) for processor in (HERE, *OLDER))],
+    indirect=["processor"],
+)
+def test_kv_in_8_bits_changes_little(tmp_path: Path, code: str, backend: str, processor: str):
     directory = tiny.save(tmp_path, FORMS["tied embeddings"])
     exact, _ = logits(directory, PROMPT)
     found, _ = logits(directory, PROMPT, kv_cache_dtype=code, attention_backend=backend)
