@@ -11,8 +11,8 @@ import pytest
 from radixserve.cache.pages import PagePool
 from radixserve.errors import EngineDeadError
 from tests.engine.overlapped import RaceError
-from tests.engine.watched import Watched, prompt, random_engine, traffic
-from tests.scheduling.simulated import expected_output
+from tests.engine.watched import Watched, random_engine, traffic
+from tests.scheduling.simulated import expected_output, prompt
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))

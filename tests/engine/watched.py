@@ -11,7 +11,7 @@ from radixserve.engine.messages import GenerationDelta, GenerationRequest
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.engine.overlapped import OverlappedModel
-from tests.scheduling.simulated import expected_output
+from tests.scheduling.simulated import expected_output, prompt
 
 ENDED = ("stop", "length")
 INJECTED = ("no memory for this step", "the device is on fire", "output is not a number")
@@ -124,11 +124,6 @@ class Watched:
         assert cache.pool.quarantined == 0
         assert cache.available == cache.pool.num_pages - 1
         assert self.finished.keys() == self.wanted.keys()
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1000) for _ in range(length)]
 
 
 def traffic(watched: Watched, chance: random.Random, steps: int = 120) -> None:

@@ -12,9 +12,8 @@ from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.engine.overlapped import OverlappedModel
-from tests.engine.watched import prompt
 from tests.faults.points import WORDS
-from tests.scheduling.simulated import expected_output
+from tests.scheduling.simulated import expected_output, prompt
 
 MOST_STEPS = 200
 BROKEN = "the device is on fire"

@@ -7,6 +7,7 @@ copy that has not run, or a page that was handed out twice is seen at once.
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Callable
 
@@ -194,3 +195,14 @@ class Simulation:
         assert len(self.scheduler.in_flight) == 0
         assert self.cache.available == self.cache.pool.num_pages - 1
         assert self.cache.tree.evictable == self.cache.tree.pages
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(1000) for _ in range(length)]
+
+
+def planned(simulation: Simulation) -> StepPlan:
+    plan = simulation.scheduler.plan()
+    assert plan is not None
+    return plan

@@ -8,15 +8,10 @@ import pytest
 
 from radixserve.scheduling.ahead import tokens_before
 from radixserve.scheduling.request import Request
-from tests.scheduling.simulated import Simulation
+from tests.scheduling.simulated import Simulation, prompt
 
 PART = 3
 """Tokens of a block that may be copied."""
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1000) for _ in range(length)]
 
 
 def before(simulation: Simulation, request: Request) -> int:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 
-from tests.scheduling.simulated import Simulation, expected_output
+from tests.scheduling.simulated import Simulation, expected_output, prompt
 
 MOST_PASSES = 64
 """A cold request is overtaken by this many that came later, at most."""
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1000) for _ in range(length)]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -6,15 +6,9 @@ import pytest
 
 from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.tokens import pack
-from tests.scheduling.simulated import Simulation, expected_output
+from tests.scheduling.simulated import Simulation, expected_output, planned
 
 PROMPT = list(range(10))
-
-
-def planned(simulation: Simulation) -> StepPlan:
-    plan = simulation.scheduler.plan()
-    assert plan is not None
-    return plan
 
 
 def commit(simulation: Simulation, plan: StepPlan) -> None:

@@ -7,12 +7,7 @@ import random
 import pytest
 
 from radixserve.scheduling.load import LOOKS, pending_tokens
-from tests.scheduling.simulated import Simulation
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1000) for _ in range(length)]
+from tests.scheduling.simulated import Simulation, prompt
 
 
 def busy(**settings) -> Simulation:

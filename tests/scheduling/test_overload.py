@@ -6,12 +6,7 @@ import random
 
 import pytest
 
-from tests.scheduling.simulated import Simulation, expected_output
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1000) for _ in range(length)]
+from tests.scheduling.simulated import Simulation, expected_output, prompt
 
 
 def test_five_hundred_requests_share_prefixes_in_a_full_pool_and_are_preempted():

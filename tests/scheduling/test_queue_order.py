@@ -9,12 +9,7 @@ from collections import Counter
 import pytest
 
 from radixserve.scheduling.backlog import LOOK_UPS
-from tests.scheduling.simulated import Simulation, expected_output
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1000) for _ in range(length)]
+from tests.scheduling.simulated import Simulation, expected_output, prompt
 
 
 def warmed(hot: list[int], **settings) -> Simulation:

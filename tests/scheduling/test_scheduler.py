@@ -7,11 +7,7 @@ import random
 import pytest
 
 from radixserve.errors import ContextLengthError, InvalidRequestError, OverloadedError
-from tests.scheduling.simulated import Simulation, expected_output
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [random.Random(seed).randrange(1000) for _ in range(length)] if length else []
+from tests.scheduling.simulated import Simulation, expected_output, prompt
 
 
 def test_a_request_gets_its_tokens_and_leaves_nothing_pinned():

@@ -6,7 +6,7 @@ import pytest
 
 from radixserve.scheduling.plan import Sampled, StepPlan
 from radixserve.tokens import pack
-from tests.scheduling.simulated import Simulation
+from tests.scheduling.simulated import Simulation, planned
 
 NOT_A_NUMBER = "the model's output is not a number"
 PROMPT = list(range(20))
@@ -21,12 +21,6 @@ def spoil(simulation: Simulation, plan: StepPlan) -> None:
     ]
     simulation.take(simulation.scheduler.commit(plan, broken))
     simulation.cache.check()
-
-
-def planned(simulation: Simulation) -> StepPlan:
-    plan = simulation.scheduler.plan()
-    assert plan is not None
-    return plan
 
 
 @pytest.mark.parametrize("budget", [64, 7])

@@ -10,12 +10,7 @@ import pytest
 from radixserve.scheduling.account import Account, Share
 from radixserve.scheduling.turns import Turns
 from radixserve.tenant import Terms
-from tests.scheduling.simulated import Simulation, expected_output
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(1000) for _ in range(length)]
+from tests.scheduling.simulated import Simulation, expected_output, prompt
 
 
 class Backlogged:
