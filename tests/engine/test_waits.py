@@ -13,6 +13,7 @@ from radixserve.tokens import pack
 from tests.engine.looped import looped
 from tests.engine.saying import PROMPT, engine
 from tests.engine.simulated import ask, collect, running
+from tests.engine.timing import under_way
 
 
 class Clock:
@@ -83,8 +84,7 @@ def test_who_waits_for_a_place_has_waited_for_longer(tmp_path):
             model.hold()
             asking = [ask(tokenizer, name=name) for name in ("first", "second")]
             tasks = [asyncio.create_task(collect(served, each)) for each in asking]
-            while len(served._streams._inboxes) < 2:
-                await asyncio.sleep(0)
+            await under_way(served, 2)
             model.free()
             first, second = await asyncio.gather(*tasks)
             assert first[0].waited is not None

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from radixserve.tokens import pack
-from tests.scheduling.simulated import Simulation, expected_output
+from tests.scheduling.simulated import Simulation, expected_output, prompt
 
-SYSTEM = [random.Random(1).randrange(1000) for _ in range(100)]
+SYSTEM = prompt(100, seed=1)
 TENANTS = ("a", "b", "c", "d")
 
 
@@ -79,6 +79,6 @@ def test_prefixes_that_become_public_and_private_under_load_never_give_a_wrong_a
             made.model.public = pack(SYSTEM) if on else b""
             made.cache.set_public([made.model.public])
     made.run()
-    for name, prompt in wanted.items():
-        assert made.outputs[name] == expected_output(prompt, 4)
+    for name, tokens in wanted.items():
+        assert made.outputs[name] == expected_output(tokens, 4)
     made.assert_idle()

@@ -13,9 +13,10 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+from radixserve.engine.messages import EngineStats
 from radixserve.errors import ConfigError
 from radixserve.server.app import create_app
-from radixserve.server.batches import files, lines
+from radixserve.server.batches import files, lines, worker
 from radixserve.server.batches.store import Store
 from radixserve.server.service import Settings
 from tests.server.asking import USER, chat, error_of, refused
@@ -144,11 +145,22 @@ def test_lines_too_many_or_too_long_fail_the_batch(tmp_path: Path):
     assert len(errors) == lines.MOST_ERRORS
 
 
-def test_a_batch_waits_while_clients_wait(client: TestClient, frontend: FakeFrontend):
+def test_a_batch_waits_while_clients_wait(
+    client: TestClient, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(worker, "TICK", 0.01)
+    looks, stats = threading.Semaphore(0), frontend.stats
+
+    def looked() -> EngineStats:
+        looks.release()
+        return stats()
+
+    frontend.stats = looked  # type: ignore[method-assign]
     frontend.waiting = 5
     made = batch_of(client, [line("a"), line("b")])
     chat(client)
-    time.sleep(0.5)
+    for _ in range(20):
+        assert looks.acquire(timeout=HANG)
     assert len(frontend.requests) == 1
     frontend.waiting = 0
     assert ended(client, made["id"])["request_counts"]["completed"] == 2

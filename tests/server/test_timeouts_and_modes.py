@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
+from tests.engine.timing import Timeouts, generated, under_way
 from tests.server.asking import chat, complete, events, refused
 from tests.server.fake import FakeFrontend
 from tests.server.stack import said, stack, usage
@@ -59,16 +61,21 @@ def test_a_timeout_of_another_type_is_refused(client: TestClient):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_prompts_that_have_not_begun_in_time_end_empty_beside_those_that_have(
-    tmp_path: Path, stream: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ):
+    timeouts = Timeouts(monkeypatch)
+
     async def scenario() -> None:
-        async with stack(tmp_path, max_num_seqs=1) as server:
-            asked = {"prompt": ["one", "two"], "max_tokens": 90, "timeout": 0.5, "stream": stream}
+        at_once = Settings(grace=0.0)  # so that a stream has begun when its time is over
+        async with stack(tmp_path, server=at_once, max_num_seqs=1) as server:
+            asked = {"prompt": ["one", "two"], "max_tokens": 90, "timeout": 1000, "stream": stream}
             if stream:
                 asked["stream_options"] = {"include_usage": True}
             server.model.hold()
             answer = asyncio.create_task(server.ask(**asked))
             await server.steps(5)
+            await generated(server.engine, 5)
+            timeouts.end()
             response = await answer
             server.model.free()
             assert (said(response, 0), said(response, 1)) == (TEXT[:5], "")
@@ -85,7 +92,10 @@ def test_prompts_that_have_not_begun_in_time_end_empty_beside_those_that_have(
             assert sorted(reasons) == [(0, "length", "deadline"), (1, "length", "deadline")]
             await server.settle()
             server.model.hold()
-            late = await server.ask(**asked)
+            asking = asyncio.create_task(server.ask(**asked))
+            await under_way(server.engine, 2)
+            timeouts.end()
+            late = await asking
             assert late.status_code == (200 if stream else 504)
             assert '"code":"deadline_exceeded"' in late.text
             server.model.free()

@@ -14,13 +14,13 @@ from radixserve.errors import EngineDeadError
 from radixserve.scheduling.scheduler import Scheduler
 from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
+from tests.engine.timing import Timeouts, generated, long_ago, under_way
 from tests.server.asking import error_of, events, refused
 from tests.server.stack import CHAT, COMPLETIONS, cached, leave, said, stack, usage
 from tests.traced import growths, held
 
 HANG = 60.0
 """Seconds; what takes longer is taken for a hang."""
-SOON = 0.05
 LONG = [20 + i * i % 200 for i in range(150)]
 
 
@@ -45,11 +45,10 @@ def test_requests_that_step_back_for_want_of_pages_answer_as_if_they_were_alone(
             await server.ask(prompt="Question ", max_tokens=1)
             prompts = [f"Question {name}, please?" for name in ("one", "two", "six", "ten")]
             server.model.hold()
-            asked = [asyncio.create_task(server.ask(prompt=each, **fields)) for each in prompts]
-            while len(server.engine._streams._inboxes) < len(asked):
-                await asyncio.sleep(0)
+            asking = [asyncio.create_task(server.ask(prompt=each, **fields)) for each in prompts]
+            await under_way(server.engine, len(asking))
             server.model.free()
-            answers = await asyncio.gather(*asked)
+            answers = await asyncio.gather(*asking)
             assert len(preempted) >= 2
             for answer in answers:
                 assert said(answer) == TEXT[:40]
@@ -140,8 +139,7 @@ def test_a_burst_that_finds_free_seats_is_no_queue(tmp_path):
             server.model.hold()
             first = asyncio.create_task(server.ask(prompt="The first"))
             burst = [asyncio.create_task(server.ask(prompt=f"No. {n}")) for n in range(29)]
-            while len(server.engine._streams._inboxes) < 30:
-                await asyncio.sleep(0)
+            await under_way(server.engine, 30)
             server.model.free()
             assert [said(each) for each in await asyncio.gather(first, *burst)] == [TEXT[:16]] * 30
 
@@ -221,15 +219,16 @@ def test_a_prompt_that_can_never_fit_is_refused_by_the_name_of_its_field(
 def test_who_waits_for_too_long_costs_nothing_and_takes_nothing(tmp_path, stream: bool):
     async def scenario() -> None:
         late = Settings(grace=0.0)  # so that a stream has begun when it is refused
-        settings = {"max_num_seqs": 1, "queue_timeout": 2 * SOON}
+        settings = {"max_num_seqs": 1, "queue_timeout": 60}
         async with stack(tmp_path, server=late, **settings) as server:
             await server.ask(prompt=LONG[:50], max_tokens=1)
             before = server.engine.stats()
             server.model.hold()
             first = asyncio.create_task(server.ask(prompt="Another", max_tokens=30))
             await server.steps(1)
-            waiting = asyncio.create_task(server.ask(prompt=LONG[:50], stream=stream, n=2))
-            await asyncio.sleep(4 * SOON)
+            with long_ago():
+                waiting = asyncio.create_task(server.ask(prompt=LONG[:50], stream=stream, n=2))
+                await under_way(server.engine, 3)
             server.model.free()
             response = await waiting
             if stream:
@@ -253,16 +252,21 @@ def test_who_waits_for_too_long_costs_nothing_and_takes_nothing(tmp_path, stream
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_whose_time_is_over_has_its_tokens_says_why_it_ends_and_holds_no_page(
-    tmp_path, stream: bool
+    tmp_path, monkeypatch, stream: bool
 ):
+    timeouts = Timeouts(monkeypatch)
+
     async def scenario() -> None:
         async with stack(tmp_path) as server:
             server.model.hold()
             server.model.allow(5)
-            fields: dict[str, Any] = {"timeout": 20 * SOON, "max_tokens": 90}
+            fields: dict[str, Any] = {"timeout": 1000, "max_tokens": 90}
             if stream:
                 fields |= {"stream": True, "stream_options": {"include_usage": True}}
-            answer = await server.ask(prompt=LONG, **fields)
+            asking = asyncio.create_task(server.ask(prompt=LONG, **fields))
+            await generated(server.engine, 5)
+            timeouts.end()
+            answer = await asking
             server.model.free()
             assert said(answer) == TEXT[:5]
             assert usage(answer)["completion_tokens"] == 5

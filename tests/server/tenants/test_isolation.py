@@ -12,6 +12,7 @@ from radixserve.server.service import Settings
 from radixserve.server.tenants.auth import Access
 from radixserve.server.tenants.registry import Registry
 from tests.engine.saying import TEXT
+from tests.engine.timing import under_way
 from tests.server.asking import error_of
 from tests.server.responses.told import PATH as RESPONSES
 from tests.server.stack import CHAT, COMPLETIONS, cached, said, stack
@@ -96,8 +97,7 @@ def test_nobody_waits_for_another_tenants_prefill_to_share_it(tmp_path):
                 before = server.engine.stats().computed_tokens
                 server.model.hold()
                 tasks = [asyncio.create_task(ask(server, name, max_tokens=1)) for name in names]
-                while len(server.engine._streams._inboxes) < 2:
-                    await asyncio.sleep(0)
+                await under_way(server.engine, 2)
                 server.model.free()
                 counts = await asyncio.gather(*tasks)
                 assert server.engine.stats().computed_tokens - before == computed

@@ -16,6 +16,7 @@ from radixserve.server.tenants.audit import Audit
 from radixserve.tenants.keys import hash_of
 from radixserve.tokens import unpack
 from tests.engine.saying import TEXT
+from tests.engine.timing import under_way
 from tests.server.stack import CHAT, COMPLETIONS, Stack, cached, said
 from tests.server.tenants.people import FILE, KEYS, bearer, registry
 from tests.server.tenants.sharing import GENERATE, HANG, ROUTES, ask, body, reused, shared
@@ -36,8 +37,7 @@ def test_two_tenants_with_one_request_id_both_get_their_own_answers(tmp_path):
                 )
                 for name, length in (("alice", 10), ("bob", 20))
             ]
-            while len(server.engine._streams._inboxes) < 2:
-                await asyncio.sleep(0)
+            await under_way(server.engine, 2)
             server.model.free()
             answers = await asyncio.gather(*tasks)
             assert [said(answer) for answer in answers] == [TEXT[:10], TEXT[:20]]
