@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,34 +105,3 @@ def usage(response: httpx2.Response) -> dict[str, Any]:
 
 def cached(response: httpx2.Response) -> int:
     return int(usage(response)["prompt_tokens_details"]["cached_tokens"])
-
-
-async def leave(
-    app: Starlette,
-    path: str,
-    gone: asyncio.Event,
-    *,
-    headers: Sequence[tuple[bytes, bytes]] = (),
-    **fields: Any,
-) -> None:
-    """Ask, and hang up as soon as ``gone`` is set."""
-    body = [{"type": "http.request", "body": json.dumps(fields).encode(), "more_body": False}]
-
-    async def receive() -> dict[str, Any]:
-        if not body:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-        return body.pop()
-
-    async def send(message: dict[str, Any]) -> None:
-        pass
-
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), *headers],
-    }
-    await app(scope, receive, send)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 
 from radixserve.server.app import create_app
 from radixserve.tenant import OPEN
 from tests.server.fake import FakeFrontend
+from tests.server.handed import hand
 from tests.traced import growths, held
 
 CHAT = "/v1/chat/completions"
@@ -18,29 +17,7 @@ CHAT = "/v1/chat/completions"
 
 async def post(app: Starlette, path: str, request_id: str, fields: dict[str, Any]) -> int:
     """Status of a request that is handed to the app itself: a client remembers much, too."""
-    sent: list[dict[str, Any]] = []
-    body = [{"type": "http.request", "body": msgspec.json.encode(fields), "more_body": False}]
-
-    async def receive() -> dict[str, Any]:
-        if not body:
-            await asyncio.Event().wait()
-        return body.pop()
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": [
-            (b"content-type", b"application/json"),
-            (b"x-request-id", request_id.encode()),
-        ],
-    }
-    await app(scope, receive, send)
+    sent = await hand(app, path, fields, headers=[(b"x-request-id", request_id.encode())])
     assert not sent[-1].get("more_body")
     return int(sent[0]["status"])
 

@@ -20,6 +20,7 @@ from radixserve.server.service import Settings
 from tests.server.asking import error_of
 from tests.server.batching import CHAT, ended, jsonl, line
 from tests.server.fake import FakeFrontend
+from tests.server.handed import scope
 from tests.server.tenants.people import bearer, client_of, limited, registry
 
 LIMIT = 10_000
@@ -116,15 +117,7 @@ async def sent(frontend: FakeFrontend, directory: Path, *, announced: bool) -> t
     headers = [(b"content-type", b"multipart/form-data; boundary=x")]
     if announced:
         headers.append((b"content-length", str(LIMIT + FORM + 1).encode()))
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/v1/files",
-        "query_string": b"",
-        "headers": headers,
-    }
-    await app(scope, receive, send)
+    await app(scope("/v1/files", headers), receive, send)
     [status] = statuses
     return status, taken
 

@@ -16,7 +16,8 @@ from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
 from tests.engine.timing import Timeouts, generated, long_ago, under_way
 from tests.server.asking import error_of, events, refused
-from tests.server.stack import CHAT, COMPLETIONS, cached, leave, said, stack, usage
+from tests.server.handed import hand
+from tests.server.stack import CHAT, COMPLETIONS, cached, said, stack, usage
 from tests.traced import growths, held
 
 HANG = 60.0
@@ -69,12 +70,9 @@ def test_fifty_clients_that_hang_up_during_a_prefill_spoil_no_later_answer(tmp_p
                 server.model.hold()
                 cut = chance.randrange(10, 150)
                 prompt = LONG[:cut] + [chance.randrange(20, 220) for _ in LONG[cut:]]
+                fields = {"prompt": prompt, "stream": chance.random() < 0.5}
                 gone = asyncio.Event()
-                visit = asyncio.create_task(
-                    leave(
-                        server.app, COMPLETIONS, gone, prompt=prompt, stream=chance.random() < 0.5
-                    )
-                )
+                visit = asyncio.create_task(hand(server.app, COMPLETIONS, fields, gone=gone))
                 await server.steps(chance.randrange(1, 12))
                 gone.set()
                 await visit

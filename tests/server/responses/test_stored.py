@@ -15,8 +15,8 @@ from radixserve.server.responses.store import OVERHEAD, Record, Responses
 from radixserve.server.tenants.registry import Registry
 from tests.server.asking import error_of, refused
 from tests.server.fake import FakeFrontend, saying
+from tests.server.handed import Message, hand
 from tests.server.responses.told import PATH, TOOL, ask, events, text
-from tests.server.stack import leave
 from tests.server.tenants.people import FILE, bearer, client_of, limited, registry, write
 from tests.text.parsing.samples import SAMPLES
 
@@ -250,7 +250,7 @@ def test_a_stream_whose_reader_leaves_is_stored_as_cancelled(frontend: FakeFront
 
     async def scenario() -> None:
         gone = asyncio.Event()
-        reader = asyncio.create_task(leave(app, PATH, gone, input="Hi", stream=True))
+        reader = asyncio.create_task(hand(app, PATH, {"input": "Hi", "stream": True}, gone=gone))
         store: Responses = app.state.responses
         while not (store._live and next(iter(store._live.values())).turn.response.output):
             await asyncio.sleep(0)
@@ -270,37 +270,20 @@ def test_a_stream_whose_reader_leaves_is_stored_as_cancelled(frontend: FakeFront
 def test_a_stream_that_a_server_leaves_behind_has_failed(frontend: FakeFrontend):
     frontend.hold(after=3)
     app = create_app(frontend)
-    chunks: list[bytes] = []
+    sent: list[Message] = []
 
-    async def receive() -> dict[str, Any]:
-        if not body:
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": body.pop()}
-
-    async def send(message: dict[str, Any]) -> None:
-        chunks.append(message.get("body", b""))
-
-    body = [b'{"input": "Hi", "stream": true}']
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": PATH,
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
+    def told() -> bytes:
+        return b"".join(each.get("body", b"") for each in sent)
 
     async def scenario() -> None:
-        serving = asyncio.create_task(app(scope, receive, send))
-        while b'"delta":"l"' not in b"".join(chunks):
-            await asyncio.sleep(0.001)
+        serving = asyncio.create_task(hand(app, PATH, {"input": "Hi", "stream": True}, sent=sent))
+        while b'"delta":"l"' not in told():
+            await asyncio.sleep(0)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(scenario(), HANG))
-    response = Response(
-        200, headers={"content-type": "text/event-stream"}, content=b"".join(chunks)
-    )
+    response = Response(200, headers={"content-type": "text/event-stream"}, content=told())
     error, last = events(response)[-2:]
     assert (error["type"], error["code"]) == ("error", "server_overloaded")
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")

@@ -18,7 +18,7 @@ from radixserve.server.app import create_app
 from radixserve.server.tenants.audit import Audit
 from tests.server.asking import chat, complete
 from tests.server.fake import ANSWER, MODEL, FakeFrontend
-from tests.server.stack import leave
+from tests.server.handed import hand
 from tests.server.tenants.people import KEYS, bearer, client_of, registry
 
 
@@ -90,7 +90,7 @@ def test_who_hangs_up_is_there_as_499(path: Path, frontend: FakeFrontend):
         with Audit(path) as audit:
             app = create_app(frontend, tenants=registry(), audit=audit)
             visit = asyncio.create_task(
-                leave(app, "/v1/completions", gone, headers=headers, prompt="abc")
+                hand(app, "/v1/completions", {"prompt": "abc"}, headers=headers, gone=gone)
             )
             while not frontend.requests:
                 await asyncio.sleep(0)

@@ -15,8 +15,8 @@ from radixserve.server.app import create_app
 from radixserve.server.tenants.visit import ASSUMED_ANSWER
 from tests.server.asking import chat, complete, error_of, events
 from tests.server.fake import ANSWER, FakeFrontend
+from tests.server.handed import hand
 from tests.server.sockets import serving
-from tests.server.stack import leave
 from tests.server.tenants.people import KEYS, Hands, bearer, client_of, limited, registry
 
 PROMPT = "x" * 40
@@ -180,8 +180,9 @@ def test_who_hangs_up_pays_for_the_prompt_and_leaves_room_for_others(frontend: F
         frontend.hold()
         gone = asyncio.Event()
         headers = [(b"x-api-key", KEYS["alice"].encode())]
+        fields = {"prompt": PROMPT, "max_tokens": 10}
         visit = asyncio.create_task(
-            leave(app, "/v1/completions", gone, headers=headers, prompt=PROMPT, max_tokens=10)
+            hand(app, "/v1/completions", fields, headers=headers, gone=gone)
         )
         while not frontend.requests:
             await asyncio.sleep(0)
