@@ -4,50 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from radixserve.config import EngineConfig
-from radixserve.engine.async_llm import AsyncLLM
-from radixserve.server.app import create_app
 from tests.engine.test_grammars import PERSON, is_person
 from tests.model import tiny
 from tests.server.asking import error_of, events
+from tests.server.computing import computing
 
 SCHEMA = json.loads(PERSON.text)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
-USER = [{"role": "user", "content": "Who?"}]
-Ask = Callable[..., Awaitable[httpx2.Response]]
+USUAL = {"max_tokens": 150}
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.speaking(tmp_path_factory.mktemp("tiny"))
-
-
-@asynccontextmanager
-async def serving(directory: Path) -> AsyncIterator[tuple[AsyncLLM, Ask]]:
-    config = EngineConfig(
-        model=str(directory), dtype="float32", num_pages=400, page_size=4, threads=1
-    )
-    engine = AsyncLLM(config)
-    await engine.start()
-    transport = httpx2.ASGITransport(app=create_app(engine), raise_app_exceptions=False)
-    try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
-
-            async def ask(**fields: Any) -> httpx2.Response:
-                body = {"messages": USER, "max_tokens": 150, "seed": 3, **fields}
-                return await client.post("/v1/chat/completions", json=body)
-
-            yield engine, ask
-    finally:
-        await engine.stop()
 
 
 def content(response: httpx2.Response) -> tuple[str, str]:
@@ -63,7 +38,7 @@ def content(response: httpx2.Response) -> tuple[str, str]:
 
 def test_a_streamed_answer_of_a_form_is_the_whole_one(directory: Path):
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             for fields in (
                 {"response_format": FORMAT},
                 {"response_format": FORMAT, "temperature": 0},
@@ -83,7 +58,7 @@ def test_a_streamed_answer_of_a_form_is_the_whole_one(directory: Path):
 
 def test_logprobs_of_an_answer_of_a_form_are_numbers(directory: Path):
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             answer = await ask(
                 guided_choice=["yes", "no"], logprobs=True, top_logprobs=5, temperature=0
             )
@@ -124,7 +99,7 @@ def test_bad_forms_are_refused_whoever_they_would_hurt_and_the_engine_goes_on(di
     nested = {"response_format": {**FORMAT, "json_schema": {"schema": deep}}}
 
     async def scenario() -> None:
-        async with serving(directory) as (engine, ask):
+        async with computing(directory, usual=USUAL) as (engine, ask):
             running = asyncio.create_task(ask(max_tokens=100, ignore_eos=True))
             for name, fields in {**BAD, "deep": nested}.items():
                 error = error_of(await ask(stream=True, **fields))

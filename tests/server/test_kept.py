@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from radixserve.config import EngineConfig
-from radixserve.engine.async_llm import AsyncLLM
-from radixserve.server.app import create_app
 from tests.model import tiny
 from tests.server.asking import accumulated, error_of, refused
+from tests.server.computing import Ask, computing
 from tests.text.tiny import SPECIALS, byte_level
 
 TEMPLATE = (
@@ -44,7 +40,7 @@ TOOLS: list[dict[str, Any]] = [
 NAMED = {"type": "function", "function": {"name": "now"}}
 FORMAT = {"type": "json_schema", "json_schema": {"schema": {"enum": [1, 2, [3]]}}}
 QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
-Ask = Callable[..., Awaitable[httpx2.Response]]
+USUAL = {**QUIET, "max_tokens": 180}
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +48,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
     backend = byte_level(specials=(*SPECIALS, "<think>", "</think>", "<tool_call>"))
     return tiny.speaking(made, vocab_size=280, backend=backend, chat_template=TEMPLATE)
-
-
-@asynccontextmanager
-async def serving(directory: Path, **settings: Any) -> AsyncIterator[tuple[AsyncLLM, Ask]]:
-    settings = {"num_pages": 400, "page_size": 4, **settings}
-    engine = AsyncLLM(EngineConfig(model=str(directory), dtype="float32", threads=1, **settings))
-    await engine.start()
-    transport = httpx2.ASGITransport(app=create_app(engine), raise_app_exceptions=False)
-    try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
-
-            async def ask(content: str = "Who?", **fields: Any) -> httpx2.Response:
-                messages = [{"role": "user", "content": content}]
-                body = {**QUIET, "messages": messages, "max_tokens": 180, "seed": 3, **fields}
-                return await client.post("/v1/chat/completions", json=body)
-
-            yield engine, ask
-    finally:
-        await engine.stop()
 
 
 async def both(ask: Ask, **fields: Any) -> dict[str, Any]:
@@ -117,7 +94,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_a_call_that_is_required_is_made_and_fits_its_schema(directory: Path):
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
             for name in ("weather", "now"):
                 for seed in range(2):
@@ -140,7 +117,7 @@ def test_only_tools_that_are_named_or_allowed_are_called(directory: Path):
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             for seed in range(3):
                 choice = await both(ask, tools=TOOLS, tool_choice=NAMED, seed=seed)
                 assert calls_of(choice) == [("now", {})]
@@ -156,7 +133,7 @@ def test_only_tools_that_are_named_or_allowed_are_called(directory: Path):
 
 def test_each_of_several_answers_makes_a_call_of_its_own(directory: Path):
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
             choices = (await ask(n=4, **fields)).json()["choices"]
             ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
@@ -172,7 +149,7 @@ def test_a_call_that_is_cut_by_the_length_ends_cleanly(directory: Path):
     fields = {"tools": TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False}
 
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             whole = (await ask(**fields)).json()
             full = whole["choices"][0]["message"]["tool_calls"][0]["function"]
             seen = set()
@@ -195,7 +172,7 @@ def test_a_stop_string_cuts_a_call_too_and_nothing_is_made_up_behind_it(
     choice: Any = {**NAMED, "function": {"name": "weather"}} if named else "required"
 
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             told = await both(ask, tools=TOOLS[:1], tool_choice=choice, stop=['ty": "'])
             [call] = told["message"]["tool_calls"]
             assert call["function"]["arguments"] == '{"ci'
@@ -211,9 +188,9 @@ def test_calls_of_requests_that_step_back_are_those_of_requests_alone(directory:
     asked = [f"{name} is who?" for name in ("Ann", "Bob", "Cleo", "Dora")]
 
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             alone = [calls_of((await ask(each, **fields)).json()["choices"][0]) for each in asked]
-        async with serving(directory, num_pages=36, max_num_seqs=4) as (engine, ask):
+        async with computing(directory, usual=USUAL, num_pages=36, max_num_seqs=4) as (engine, ask):
             await ask(asked[0], **{**fields, "max_tokens": 1})  # the grammar is known from now on
             answers = await asyncio.gather(*(ask(each, **fields) for each in asked))
             assert [calls_of(each.json()["choices"][0]) for each in answers] == alone
@@ -242,7 +219,7 @@ def test_what_is_kept_begins_where_the_reasoning_ends(directory: Path, kept: str
             assert json.loads(choice["message"]["content"]) in (1, 2, [3])
 
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             lengths = set()
             for seed in range(4):
                 thinking = {"chat_template_kwargs": {"enable_thinking": True}, "seed": seed}
@@ -267,7 +244,7 @@ def test_what_is_kept_begins_where_the_reasoning_ends(directory: Path, kept: str
 
 def test_with_a_form_and_tools_an_answer_has_the_form_or_is_calls(directory: Path):
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             fields = {"response_format": FORMAT, "tools": TOOLS, "parallel_tool_calls": False}
             choice = await both(ask, **fields, logit_bias={str(CALL): 100.0})
             assert calls_of(choice)
@@ -287,7 +264,7 @@ def test_a_call_of_a_strict_tool_fits_its_schema_once_it_is_begun(directory: Pat
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
 
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             mute = {str(CALL): -100.0}
             free = await both(ask, tools=strict, max_tokens=30, logit_bias=mute)
             assert free["message"]["content"]
@@ -317,7 +294,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_its_place_if_its_tool_is
     strict = {"type": "function", "function": {**loose["function"], "strict": True}}
 
     async def scenario() -> None:
-        async with serving(directory) as (_, ask):
+        async with computing(directory, usual=USUAL) as (_, ask):
             for choice in ("required", "auto"):
                 response = await ask(tools=[*TOOLS, strict], tool_choice=choice)
                 error = error_of(response)
