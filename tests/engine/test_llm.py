@@ -18,7 +18,7 @@ from radixserve.model.launch import Launcher
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import unpack
 from tests.model import tiny
-from tests.model.test_launch import LateDevice
+from tests.model.launched import LateDevice
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 

@@ -20,7 +20,7 @@ from radixserve.tokens import pack
 from tests.engine.computing import engine
 from tests.faults.points import fault, planted, points
 from tests.model import tiny
-from tests.model.test_launch import PAGE, PAGES, LateDevice, TinyRunner
+from tests.model.launched import PAGE, PAGES, LateDevice, TinyRunner
 
 NATIVE = ("model", "attention", "kernels")
 LAUNCHED = ("model/launch.py", "model/device_sampler.py", "attention/staging.py")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from array import array
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from radixserve.attention.arrays import paged_batch
 from radixserve.attention.reference import ReferenceAttention
 from radixserve.config import EngineConfig
-from radixserve.model.execution import Executable, _torch, executable
+from radixserve.model.execution import _torch, executable
 from radixserve.model.kv_storage import KvStorage
 from radixserve.model.loader import describe
 from radixserve.model.parallel import ALONE
@@ -22,34 +20,9 @@ from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.model import tiny
+from tests.model.paged import PROMPT, Paged
 
-PROMPT = [(37 * i * i + 11 * i + 5) % tiny.VOCABULARY for i in range(41)]
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
-
-
-class Paged:
-    """A loaded model over a pool of NaN, with sequences in scattered pages."""
-
-    def __init__(self, model: Executable, page_size: int):
-        self.page_size = page_size
-        storage = KvStorage(model.geometry, 400, page_size, torch.device("cpu"))
-        storage.kv.fill_(torch.nan)
-        self.run = model.on(storage.kv)
-        generator = torch.Generator().manual_seed(page_size)
-        self.free = (1 + torch.randperm(399, generator=generator)).tolist()
-
-    def pages(self, tokens: int) -> array[int]:
-        return array("i", [self.free.pop() for _ in range(-(-tokens // self.page_size))])
-
-    def logits(self, *chunks: tuple[list[int], int, array[int]]) -> torch.Tensor:
-        """All logits of one step over (tokens, start, pages) of each row."""
-        rows = [
-            Row(str(i), pack(tokens), start, pages, SamplingParams())
-            for i, (tokens, start, pages) in enumerate(chunks)
-        ]
-        batch = paged_batch(StepPlan(1, rows), self.page_size)
-        batch.sample_rows = torch.arange(len(batch.token_ids))
-        return self.run(batch)
 
 
 @pytest.fixture(scope="module", params=list(tiny.FAMILIES))
@@ -60,11 +33,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> torch.Tensor:
     """Logits of plain transformers, [len(PROMPT), vocabulary]."""
-    plain = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="eager"
-    )
-    with torch.inference_mode():
-        return plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    return tiny.truth(checkpoint, PROMPT)
 
 
 @pytest.fixture(scope="module", params=["auto", "native", "reference", "torch"])

@@ -21,7 +21,7 @@ from radixserve.model.ops import TorchOps
 from radixserve.model.parallel import ALONE, Parallel
 from radixserve.model.torch_decoder import TorchDecoder, geometry
 from tests.model import tiny
-from tests.model.test_torch_decoder import FORMS, Thread, in_ranks
+from tests.model.decoders import FORMS, Thread, in_ranks
 from tests.text.tiny import tiny_tokenizer_dir
 
 CPU = torch.device("cpu")

@@ -30,7 +30,7 @@ from radixserve.scheduling.plan import Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.model import tiny
-from tests.model.test_agreement import Paged
+from tests.model.paged import Paged
 
 GEMMA = GemmaConfig(
     vocab_size=tiny.VOCABULARY,

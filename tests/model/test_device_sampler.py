@@ -16,7 +16,7 @@ from radixserve.model.sampler import sample
 from radixserve.scheduling.plan import Fork, Row, Sampled
 from radixserve.scheduling.sampling import SamplingParams
 from tests.attention.fake_device import FakeDevice
-from tests.model.test_sampler import EOS, SETTINGS, VOCABULARY, logits_of, row
+from tests.model.sampling import EOS, SETTINGS, VOCABULARY, logits_of, row
 
 COUNTING = (
     "repetition", "repetition rewarded", "presence", "frequency", "everything", "allowed",

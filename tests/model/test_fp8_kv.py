@@ -32,7 +32,7 @@ from radixserve.tokens import pack
 from tests.attention.fake_device import FakeDevice
 from tests.attention.fake_flashinfer import FakeFlashInfer
 from tests.model import tiny
-from tests.model.test_torch_decoder import FORMS, PROMPT
+from tests.model.decoders import FORMS, PROMPT
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LAYERS = 4

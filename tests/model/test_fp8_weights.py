@@ -20,7 +20,7 @@ from radixserve.model.execution import _torch, executable
 from radixserve.model.loader import describe
 from radixserve.model.parallel import ALONE
 from tests.model import tiny
-from tests.model.test_agreement import PROMPT, Paged
+from tests.model.paged import PROMPT, Paged
 
 FP8 = torch.float8_e4m3fn
 BLOCK = (40, 24)  # which divides no size of the model

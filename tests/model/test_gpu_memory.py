@@ -31,8 +31,8 @@ from radixserve.model.loader import ModelFiles, describe
 from radixserve.model.parallel import ALONE
 from radixserve.model.transformers_model import TransformersModel
 from tests.model import tiny
+from tests.model.fake_memory import GIB, FakeMemory
 
-GIB = 1 << 30
 LLAMA = KvGeometry(layers=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 PAGE_BYTES = 16 * 131_072
 CLAIMS = Claims(
@@ -173,33 +173,6 @@ def test_one_line_says_where_the_memory_goes():
 
 
 # Measuring
-
-
-class FakeMemory:
-    """A GPU of 100 GiB; tests move what is held."""
-
-    name = "a GPU"
-
-    def __init__(self, outside: int = GIB):
-        self.outside, self.held, self._peak = outside, 0, 0
-        self.trimmed = 0
-
-    def take(self, size: int) -> None:
-        self.held += size
-        self._peak = max(self._peak, self.held)
-
-    def whole(self) -> tuple[int, int]:
-        return 100 * GIB - self.outside - self.held, 100 * GIB
-
-    def reserved(self) -> int:
-        return self.held
-
-    def peak(self) -> int:
-        return self._peak
-
-    def trim(self) -> None:
-        self._peak = self.held
-        self.trimmed += 1
 
 
 def test_each_part_is_measured_where_it_appears():

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
 
-from radixserve.attention.arrays import PagedBatch, paged_batch
-from radixserve.attention.reference import ReferenceAttention
+from radixserve.attention.arrays import PagedBatch
 from radixserve.cache.pages import PageCopy
 from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore
 from radixserve.engine.grammars import Grammars
 from radixserve.engine.messages import GenerationDelta, GenerationRequest
-from radixserve.model import family
-from radixserve.model.kv_storage import KvStorage
-from radixserve.model.launch import LaunchedStep, Launcher
+from radixserve.model.launch import LaunchedStep
 from radixserve.model.loader import ModelFiles
-from radixserve.model.ops import TorchOps
-from radixserve.model.runner import ModelInfo, ModelRunner, outcome
-from radixserve.model.torch_decoder import TorchDecoder, geometry
+from radixserve.model.runner import ModelRunner
 from radixserve.scheduling.grammar import Grammar
-from radixserve.scheduling.plan import UNKNOWN, Row, Sampled, StepPlan
+from radixserve.scheduling.plan import UNKNOWN, Row, StepPlan
 from radixserve.scheduling.sampling import SamplingParams
 from radixserve.text.grammar import TokenTable
 from radixserve.tokens import pack
-from tests.attention.fake_device import FakeDevice, RaceError
+from tests.attention.fake_device import RaceError
 from tests.model import tiny
+from tests.model.launched import PAGE, PAGES, LateDevice, TinyRunner, launcher
 from tests.text.tiny import byte_level
 
-CPU = torch.device("cpu")
-PAGE, PAGES = 4, 60
-EOS = frozenset({2})
 TABLE = TokenTable([bytes([byte]) for byte in range(tiny.VOCABULARY)], [2], [2], byte_level())
 """A token a byte."""
 Answers = dict[str, tuple[list[int], list[float], str | None]]
@@ -49,16 +40,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("model"))
 
 
-class LateDevice(FakeDevice):
-    """One that copies nothing before somebody waits for it."""
-
-    def receive(self, source: torch.Tensor) -> torch.Tensor:
-        """What is read of it before it has come is -1."""
-        host = torch.full(source.shape, -1, dtype=source.dtype, device=self.device)
-        self.stream.give(partial(host.copy_, source.clone()))
-        return host
-
-
 class EarlyDevice(LateDevice):
     """One that is done with everything before anybody asks."""
 
@@ -66,51 +47,6 @@ class EarlyDevice(LateDevice):
         host = super().receive(source)
         self.stream.finish()
         return host
-
-
-class TinyRunner:
-    """The decoder for GPUs, here on a CPU; it launches steps if it gets a ``device``."""
-
-    def __init__(self, path: Path, device: LateDevice | None):
-        config = AutoConfig.from_pretrained(path)
-        decoder = TorchDecoder(
-            config,
-            torch.float32,
-            family.checkpoint(path),
-            TorchOps(),
-            device=CPU,
-            max_model_len=tiny.CONTEXT,
-        )
-        storage = KvStorage(geometry(config, torch.float32), PAGES, PAGE, CPU)
-        backend = ReferenceAttention(storage.kv.fill_(torch.nan))
-        self.unknown = 0
-
-        def compute(copies: Sequence[PageCopy], batch: PagedBatch) -> torch.Tensor:
-            self.unknown += 0 if batch.unknown is None else len(batch.unknown.places)
-            storage.copy_pages(copies)
-            return decoder.logits(batch, backend)
-
-        self.compute = compute
-        self.info = ModelInfo(
-            vocab_size=tiny.VOCABULARY,
-            max_model_len=tiny.CONTEXT,
-            eos_token_ids=EOS,
-            num_pages=PAGES,
-            dtype="float32",
-            backend="tiny",
-            kv_bytes_per_token=1,
-            sampling_defaults={},
-        )
-        self.launch = None if device is None else launcher(compute, device)
-
-    def execute(self, plan: StepPlan) -> list[tuple[Sampled, ...]]:
-        return outcome(plan, self.compute(plan.copies, paged_batch(plan, PAGE)), EOS)
-
-
-def launcher(
-    compute: Callable[[Sequence[PageCopy], PagedBatch], torch.Tensor], device: LateDevice
-) -> Launcher:
-    return Launcher(compute, device, page_size=PAGE, vocabulary=tiny.VOCABULARY, eos_token_ids=EOS)
 
 
 def settings(chance: random.Random, penalties: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, PreTrainedConfig
+from transformers import GemmaConfig, LlamaConfig, PreTrainedConfig
 
 from radixserve.attention import cpu
 from radixserve.attention.arrays import paged_batch
@@ -61,15 +61,6 @@ def logits(directory: Path, prompt: list[int], **settings: Any) -> tuple[torch.T
     return torch.cat(found), model.name
 
 
-def expected(directory: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    plain = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation="eager"
-    )
-    with torch.inference_mode():
-        found: torch.Tensor = plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
-    return found.float()
-
-
 @pytest.mark.parametrize(
     ("form", "processor"),
     [(form, HERE) for form in FORMS]
@@ -82,16 +73,16 @@ def test_each_form_of_the_family_gives_the_logits_of_transformers(
     directory = tiny.save(tmp_path, FORMS[form])
     found, name = logits(directory, PROMPT)
     assert name.startswith("native decoder")
-    torch.testing.assert_close(found, expected(directory), atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(found, tiny.truth(directory, PROMPT), atol=2e-4, rtol=2e-4)
 
 
 @on_any_processor
 def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(tmp_path: Path, processor: str):
     directory = tiny.save(tmp_path, FORMS["plain"])
-    truth = expected(directory)
+    truth = tiny.truth(directory, PROMPT)
     found, name = logits(directory, PROMPT, dtype="bfloat16")
     assert name.startswith("native decoder")
-    theirs = (expected(directory, torch.bfloat16) - truth).norm()
+    theirs = (tiny.truth(directory, PROMPT, torch.bfloat16) - truth).norm()
     assert (found - truth).norm() < 1.2 * theirs
 
 
@@ -126,7 +117,7 @@ def test_weights_in_8_bits_are_those_that_are_rounded_so(tmp_path: Path, form: s
     rounded, _ = logits(directory, PROMPT)
     spread = (rounded - rounded.mean(-1, keepdim=True)).norm()
     assert (found - rounded).norm() / spread < (2e-3 if dtype == "float32" else 0.05)
-    exact = expected(tiny.save(tmp_path / "exact", FORMS[form]))
+    exact = tiny.truth(tiny.save(tmp_path / "exact", FORMS[form]), PROMPT)
     assert (found - exact).norm() / spread > 5e-3
 
 

@@ -16,37 +16,13 @@ from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.model import facts as reading
 from radixserve.model import loader, runner
-from radixserve.model.facts import Facts, Gpu, GpuFacts, reach_tools
+from radixserve.model.facts import reach_tools
 from radixserve.model.loader import describe, pick_device
 from radixserve.model.parallel import ALONE
 from radixserve.model.startup import Check, checks, gpu_checks, require_gpu
 from tests.model import tiny
-from tests.model.test_gpu_memory import FakeMemory
-
-GIB = 1 << 30
-H200 = Gpu("NVIDIA H200", (9, 0), 138 * GIB, 140 * GIB)
-GOOD = GpuFacts(
-    torch="2.13.0+cu130",
-    cuda="13.0",
-    driver="13.1",
-    gpus=(H200,),
-    flashinfer="0.7.4",
-    triton="3.9.0",
-    nvcc="13.0",
-    ninja="/usr/bin/ninja",
-    compiler="/usr/bin/c++",
-)
-ALL = Facts(
-    python="3.11.7",
-    gpu=GOOD,
-    kernels="avx512",
-    has_kernels=True,
-    memory=16 * GIB,
-    cache=Path("/cache"),
-    disk=100 * GIB,
-    hub=Path("/hub"),
-    hub_writable=True,
-)
+from tests.model.fake_memory import FakeMemory
+from tests.model.machine import ALL, GIB, GOOD, H200
 
 
 def missing(**changed: Any) -> list[Check]:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 from array import array
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaConfig,
-)
+from transformers import AutoConfig, LlamaConfig
 
 from radixserve.attention.arrays import PagedBatch, Unknown, paged_batch
 from radixserve.attention.reference import ReferenceAttention
@@ -33,12 +26,9 @@ from radixserve.scheduling.sampling import SamplingParams
 from radixserve.tokens import pack
 from tests.attention.fake_device import FakeDevice, RaceError
 from tests.model import tiny
+from tests.model.decoders import CPU, FORMS, PROMPT, SMALL, in_ranks
 
-CPU = torch.device("cpu")
 PAGE = 16
-SMALL = tiny.small(heads=4, inner=96)
-FORMS = tiny.forms(SMALL) | {"mistral": tiny.FAMILIES["mistral"]()}
-PROMPT = [(29 * i * i + 3 * i + 5) % 250 for i in range(70)]
 PAGES = array("i", [7, 3, 11, 1, 15])
 
 
@@ -52,27 +42,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         return made[form]
 
     return checkpoint
-
-
-@dataclass(frozen=True)
-class Thread(Parallel):
-    """A rank that is a thread of this process."""
-
-    board: Any = None
-    barrier: Any = None
-
-    def exchanged(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        self.board[self.rank] = mine.clone()
-        self.barrier.wait()
-        everyone = list(self.board)
-        self.barrier.wait()
-        return everyone
-
-    def sum(self, partial: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self.exchanged(partial)).sum(0)
-
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.exchanged(part), -1)
 
 
 class Model:
@@ -115,28 +84,12 @@ def chunk(start: int, stop: int, *, sample_all: bool = True) -> PagedBatch:
     return batch
 
 
-def in_ranks(size: int, compute: Callable[[Any], Any], rank: type[Thread] = Thread) -> list[Any]:
-    """What each of ``size`` ranks, a ``rank``, computes."""
-    board, barrier = [None] * size, threading.Barrier(size, timeout=60)
-    with ThreadPoolExecutor(size) as pool:
-        return list(
-            pool.map(compute, [rank(index, size, CPU, board, barrier) for index in range(size)])
-        )
-
-
-def expected(path: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    plain = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
-    with torch.inference_mode():
-        found: torch.Tensor = plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
-    return found.float()
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_of_the_family_gives_the_logits_of_transformers(
     checkpoints: Callable[[str], Path], form: str
 ):
     path = checkpoints(form)
-    torch.testing.assert_close(Model(path).logits(), expected(path), atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(Model(path).logits(), tiny.truth(path, PROMPT), atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -144,9 +97,9 @@ def test_in_bf16_it_is_as_close_to_the_truth_as_transformers_is(
     checkpoints: Callable[[str], Path], form: str
 ):
     path = checkpoints(form)
-    truth = expected(path)
+    truth = tiny.truth(path, PROMPT)
     found = Model(path, torch.bfloat16).logits().float()
-    theirs = (expected(path, torch.bfloat16) - truth).norm()
+    theirs = (tiny.truth(path, PROMPT, torch.bfloat16) - truth).norm()
     assert (found - truth).norm() < 1.2 * theirs
 
 

@@ -132,3 +132,13 @@ def speaking(
     config = FAMILIES["llama"]()
     config.vocab_size, config.max_position_embeddings = vocab_size, length
     return tiny_tokenizer_dir(save(directory, config), **tokenizer)
+
+
+def truth(directory: Path, prompt: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Logits of transformers' own model, float32[len(prompt), vocabulary]."""
+    plain = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        found: torch.Tensor = plain(torch.tensor([prompt]), use_cache=False).logits[0]
+    return found.float()

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.engine.test_grammars import PERSON, is_person
+from tests.engine.forms import PERSON, is_person
 from tests.model import tiny
 from tests.server.asking import error_of, events
 from tests.server.computing import computing

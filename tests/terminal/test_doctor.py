@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from radixserve import cli
 from radixserve.model import facts
-from tests.model.test_startup import ALL
+from tests.model.machine import ALL
 
 
 def invoke(*arguments: str) -> tuple[int, str]:

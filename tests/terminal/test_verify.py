@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from radixserve.engine.llm import LLM
 from radixserve.errors import ConfigError
 from radixserve.terminal.verify import Asked, compare, read, verify
-from tests.engine.test_llm import directory  # noqa: F401
+from tests.model import tiny
 
 ASKED = [
     Asked(messages=[{"role": "user", "content": "Hello"}], max_tokens=8),
@@ -22,8 +22,13 @@ ASKED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.speaking(tmp_path_factory.mktemp("tiny"))
+
+
 @pytest.fixture
-def llm(directory: Path) -> LLM:  # noqa: F811
+def llm(directory: Path) -> LLM:
     return LLM(str(directory), dtype="float32", num_pages=200, page_size=4, threads=1)
 
 

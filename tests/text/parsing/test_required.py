@@ -20,8 +20,8 @@ from radixserve.text.parsing.formats import (
 from radixserve.text.parsing.parser import Begins, Formats, schemas_of
 from radixserve.text.parsing.required import Wanted, answer_grammar, arguments_schema
 from radixserve.text.vocabulary import read_vocabulary
+from tests.text.parsing.reading import read
 from tests.text.parsing.samples import ROME, TOOLS
-from tests.text.parsing.test_parser import read
 
 SCHEMAS = schemas_of(TOOLS)
 STYLES = pytest.mark.parametrize("style", tool_formats(), ids=lambda style: style.names[0])
