@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -357,10 +357,10 @@ def nested(depth: int, leaf: int) -> Any:
     ids=range(13),
 )
 def test_hostile_bodies_cost_what_their_size_costs(earlier: Message, later: Message):
-    began = perf_counter()
+    began = thread_time()
     assert diverge(earlier, later) is not None
     diverge(earlier, later, Seam("a" * 512, 256))
-    assert perf_counter() - began < HANG
+    assert thread_time() - began < HANG
 
 
 def test_the_common_head_of_two_sequences():

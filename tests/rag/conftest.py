@@ -18,12 +18,11 @@ from radixserve.server.app import create_app
 from radixserve.server.tenants.registry import Registry
 from radixserve.tenants.file import Roster
 from tests.model import tiny
+from tests.server.asking import HANG
 from tests.text.tiny import tiny_tokenizer_dir
 
 KEY = "right"
 SETTINGS = {"dtype": "float32", "num_pages": 400, "page_size": 4, "threads": 1}
-HANG = 60.0
-"""Seconds; what takes longer is taken for a hang."""
 
 
 @pytest.fixture(scope="session")

@@ -8,21 +8,26 @@ from typing import Any
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
 BREAK = {"prompt_cache_breakpoint": {"mode": "explicit"}}
 
 USER = [{"role": "user", "content": "Hi"}]
+HANG = 60.0
+"""Seconds; what takes longer is taken for a hang."""
 
 
 def chat(client: TestClient, headers: dict[str, str] | None = None, **fields: Any) -> Response:
     body = {"messages": USER, **fields}
-    return client.post("/v1/chat/completions", json=body, headers=headers)
+    return client.post(CHAT, json=body, headers=headers)
 
 
 def complete(client: TestClient, prompt: Any = "Hi", **fields: Any) -> Response:
-    return client.post("/v1/completions", json={"prompt": prompt, **fields})
+    return client.post(COMPLETIONS, json={"prompt": prompt, **fields})
 
 
-def send(client: TestClient, body: bytes | str, path: str = "/v1/chat/completions") -> Response:
+def send(client: TestClient, body: bytes | str, path: str = CHAT) -> Response:
     return client.post(path, content=body, headers={"content-type": "application/json"})
 
 

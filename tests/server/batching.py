@@ -8,10 +8,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from tests.server.asking import USER
-
-CHAT = "/v1/chat/completions"
-HANG = 60.0
+from tests.server.asking import CHAT, HANG, USER
 
 
 def line(identity: str, url: str = CHAT, method: str = "POST", **body: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import httpx2
 from radixserve.config import EngineConfig
 from radixserve.engine.async_llm import AsyncLLM
 from radixserve.server.app import create_app
-from tests.server.stack import CHAT
+from tests.server.asking import CHAT
 
 Ask = Callable[..., Awaitable[httpx2.Response]]
 

@@ -10,9 +10,9 @@ from typing import Any
 from radixserve.scheduling.plan import Sampled
 from radixserve.server.service import Settings
 from radixserve.text.tokenizer import Tokenizer
-from tests.server.stack import CHAT, Stack, stack
+from tests.server.asking import CHAT
+from tests.server.stack import Stack, stack
 
-HANG = 60.0
 END = 2
 BYTE = 3
 STRIPPING = (

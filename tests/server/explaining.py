@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.server.stack import CHAT, Stack, stack
+from tests.server.asking import CHAT
+from tests.server.stack import Stack, stack
 
 Scenario = Callable[[Stack], Awaitable[None]]
 SYSTEM = "You help people who live by the sea. It is 2026-11-30 12:04:17 now. Be brief and kind."

@@ -10,10 +10,9 @@ import pydantic
 
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
+from tests.server.asking import HANG
 from tests.server.fake import FakeFrontend
 from tests.server.sockets import serving
-
-HANG = 60.0
 
 
 @contextmanager

@@ -14,9 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from radixserve.server.protocol import BoundedProtocol
-
-HANG = 20.0
-"""Seconds after which something has hung."""
+from tests.server.asking import HANG
 
 
 @dataclass

@@ -21,10 +21,7 @@ from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.registry import Registry
 from tests.engine.saying import SayingModel
 from tests.engine.simulated import idle, running
-from tests.server.asking import events
-
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
+from tests.server.asking import COMPLETIONS, events
 
 
 @dataclass

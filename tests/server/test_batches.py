@@ -19,8 +19,8 @@ from radixserve.server.app import create_app
 from radixserve.server.batches import files, lines, worker
 from radixserve.server.batches.store import Store
 from radixserve.server.service import Settings
-from tests.server.asking import USER, chat, error_of, refused
-from tests.server.batching import CHAT, HANG, ended, jsonl, line
+from tests.server.asking import CHAT, HANG, USER, chat, error_of, refused
+from tests.server.batching import ended, jsonl, line
 from tests.server.fake import ANSWER, FakeFrontend
 from tests.server.sockets import serving
 

@@ -11,7 +11,8 @@ import pytest
 
 from radixserve.server.service import Settings
 from radixserve.text.chat_template import ChatTemplate
-from tests.server.stack import CHAT, Stack, cached, stack, usage
+from tests.server.asking import CHAT
+from tests.server.stack import Stack, cached, stack, usage
 from tests.text.tiny import HERMES
 
 HEADER = "x-radixserve-canonical"

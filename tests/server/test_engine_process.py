@@ -20,8 +20,8 @@ from radixserve.server.prefixes import FilePrefix, Prefixes
 from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
 from tests.engine.supervised import running
-from tests.server.asking import error_of
-from tests.server.stack import CHAT, COMPLETIONS, cached, said
+from tests.server.asking import CHAT, COMPLETIONS, error_of
+from tests.server.stack import cached, said
 
 
 @asynccontextmanager

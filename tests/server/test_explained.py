@@ -8,9 +8,10 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from radixserve.server.app import create_app
+from tests.server.asking import CHAT
 from tests.server.explaining import QUESTION, SYSTEM, chat, explained, run, talk
 from tests.server.fake import FakeFrontend
-from tests.server.stack import CHAT, Stack, cached
+from tests.server.stack import Stack, cached
 
 
 def test_one_token_that_changed_is_found(tmp_path: Path):

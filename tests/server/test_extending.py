@@ -10,9 +10,9 @@ import pytest
 
 from radixserve.server.service import Settings
 from radixserve.tokens import pack
+from tests.server.asking import CHAT, HANG
 from tests.server.conversing import (
     CALL,
-    HANG,
     SAID,
     STRIPPING,
     THOUGHTS,
@@ -24,7 +24,7 @@ from tests.server.conversing import (
     user,
     whole,
 )
-from tests.server.stack import CHAT, usage
+from tests.server.stack import usage
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 

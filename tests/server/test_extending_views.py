@@ -12,9 +12,9 @@ import pytest
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.server.service import Settings
 from radixserve.tokens import count, pack
+from tests.server.asking import HANG
 from tests.server.conversing import (
     CALL,
-    HANG,
     SAID,
     STRIPPING,
     THOUGHTS,

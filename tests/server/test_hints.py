@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.stack import CHAT, cached, stack, usage
+from tests.server.asking import CHAT
+from tests.server.stack import cached, stack, usage
 
 SYSTEM = {"role": "system", "content": "You help people who live by the sea."}
 

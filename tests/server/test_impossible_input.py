@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from tests.engine.saying import TEXT
-from tests.server.asking import error_of, refused
-from tests.server.stack import CHAT, COMPLETIONS, said, stack
-
-HANG = 60.0
-"""Seconds; what takes longer is taken for a hang."""
-
+from tests.server.asking import CHAT, COMPLETIONS, HANG, error_of, refused
+from tests.server.stack import said, stack
 
 EMPTY = ["", [], [""], [[]], ["a", ""]]
 BLANK = [" ", "\n\t \n", "\u200b", [" ", "\n"]]

@@ -14,8 +14,8 @@ from radixserve.cache.terms import Keeping, Mark
 from radixserve.server.keeping import HEADER, LONGEST_SESSION, read_marks, seconds_of
 from radixserve.server.wire import ChatRequest, PromptCacheOptions
 from radixserve.text.marked import Spot
-from tests.server.asking import BREAK, chat, part, refused, user
-from tests.server.stack import CHAT, Stack, stack, usage
+from tests.server.asking import BREAK, CHAT, chat, part, refused, user
+from tests.server.stack import Stack, stack, usage
 
 
 def read(messages: list[dict[str, Any]], headers: Any = None, **fields: Any):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server.asking import error_of
+from tests.server.asking import CHAT, COMPLETIONS, error_of
 from tests.server.fake import FakeFrontend
 from tests.server.messages.asking import PATH as MESSAGES
-from tests.server.stack import CHAT, COMPLETIONS, Stack, cached, stack
+from tests.server.stack import Stack, cached, stack
 from tests.server.tenants.people import bearer, client_of
 
 LOOKUP = "/v1/cache/lookup"

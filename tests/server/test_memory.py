@@ -8,11 +8,10 @@ from starlette.applications import Starlette
 
 from radixserve.server.app import create_app
 from radixserve.tenant import OPEN
+from tests.server.asking import CHAT
 from tests.server.fake import FakeFrontend
 from tests.server.handed import hand
 from tests.traced import growths, held
-
-CHAT = "/v1/chat/completions"
 
 
 async def post(app: Starlette, path: str, request_id: str, fields: dict[str, Any]) -> int:

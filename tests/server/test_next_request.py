@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from radixserve.cache.terms import Keeping
-from tests.server.asking import USER, refused
+from tests.server.asking import CHAT, USER, refused
 from tests.server.fake import FakeFrontend
 from tests.server.stack import stack
 
-CHAT = "/v1/chat/completions"
 ROUTES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": USER},
     "/v1/completions": {"prompt": "Hi"},

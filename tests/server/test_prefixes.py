@@ -15,9 +15,9 @@ from radixserve.server.app import create_app
 from radixserve.server.prefixes import MOST_OF_A_TENANT, Prefixes, read_prefixes
 from radixserve.server.tenants.registry import Registry
 from radixserve.tenants.file import Roster, Tenant
-from tests.server.asking import error_of, refused
+from tests.server.asking import CHAT, error_of, refused
 from tests.server.fake import FakeFrontend
-from tests.server.stack import CHAT, stack, usage
+from tests.server.stack import stack, usage
 from tests.server.tenants.people import bearer, client_of
 
 PATH = "/v1/cache/prefixes"

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from radixserve.server.keeping import HEADER
-from tests.server.asking import chat, error_of, part, refused, user
+from tests.server.asking import CHAT, chat, error_of, part, refused, user
 from tests.server.fake import FakeFrontend
-from tests.server.stack import CHAT, stack, usage
+from tests.server.stack import stack, usage
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import asyncio
 from starlette.testclient import TestClient
 
 from radixserve.cache.terms import Keeping, Mark
-from tests.server.asking import complete, part, user
+from tests.server.asking import CHAT, complete, part, user
 from tests.server.fake import FakeFrontend
-from tests.server.stack import CHAT, stack
+from tests.server.stack import stack
 
 
 def test_a_session_that_ends_is_unknown_from_then_on(tmp_path):

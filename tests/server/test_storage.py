@@ -17,8 +17,8 @@ from radixserve.server.batches import files, room
 from radixserve.server.batches.room import FORM, Room
 from radixserve.server.batches.store import Store
 from radixserve.server.service import Settings
-from tests.server.asking import error_of
-from tests.server.batching import CHAT, ended, jsonl, line
+from tests.server.asking import CHAT, error_of
+from tests.server.batching import ended, jsonl, line
 from tests.server.fake import FakeFrontend
 from tests.server.handed import scope
 from tests.server.tenants.people import bearer, client_of, limited, registry

@@ -14,9 +14,9 @@ import pytest
 from radixserve.errors import ContextLengthError, OverloadedError
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
-from tests.server.asking import USER
+from tests.server.asking import HANG, USER
 from tests.server.fake import ANSWER, MODEL, FakeFrontend
-from tests.server.sockets import HANG, connected, serving
+from tests.server.sockets import connected, serving
 from tests.text.parsing.samples import TOOLS
 
 CALL = "<tool_call>" + " " * 40 + '{"name": "now", "arguments": {}}</tool_call>'

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.saying import TEXT
-from tests.server.asking import events
-from tests.server.stack import CHAT, COMPLETIONS, stack
+from tests.server.asking import CHAT, COMPLETIONS, events
+from tests.server.stack import stack
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 SAID = [{"role": "user", "content": "Hello there."}]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server.asking import error_of
+from tests.server.asking import CHAT, error_of
 from tests.server.explaining import talk
 from tests.server.fake import FakeFrontend
-from tests.server.stack import CHAT
 
 
 @pytest.mark.parametrize("counted", [False, True])

@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 
 from radixserve.cache.view import NodeView
 from radixserve.tokens import pack
-from tests.server.asking import refused
+from tests.server.asking import HANG, refused
 from tests.server.fake import FakeFrontend
 from tests.server.stack import stack
 from tests.server.tenants.people import KEYS, bearer, client_of
-from tests.server.tenants.sharing import HANG, ask, shared
+from tests.server.tenants.sharing import ask, shared
 
 TREE = "/v1/cache/tree"
 

@@ -15,13 +15,11 @@ from radixserve.scheduling.scheduler import Scheduler
 from radixserve.server.service import Settings
 from tests.engine.saying import TEXT
 from tests.engine.timing import Timeouts, generated, long_ago, under_way
-from tests.server.asking import error_of, events, refused
+from tests.server.asking import CHAT, COMPLETIONS, HANG, error_of, events, refused
 from tests.server.handed import hand
-from tests.server.stack import CHAT, COMPLETIONS, cached, said, stack, usage
+from tests.server.stack import cached, said, stack, usage
 from tests.traced import growths, held
 
-HANG = 60.0
-"""Seconds; what takes longer is taken for a hang."""
 LONG = [20 + i * i % 200 for i in range(150)]
 
 

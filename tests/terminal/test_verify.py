@@ -99,7 +99,7 @@ def test_a_file_without_requests_or_without_a_file_is_told(tmp_path: Path):
         read(tmp_path / "nowhere")
 
 
-def test_the_command_ends_with_what_it_found(tmp_path: Path, directory: Path):  # noqa: F811
+def test_the_command_ends_with_what_it_found(tmp_path: Path, directory: Path):
     app = typer.Typer()
     app.command()(verify)
     lines = [json.dumps({"prompt": "The tree keeps what it has seen", "max_tokens": 4})]

@@ -12,13 +12,13 @@ import pytest
 from radixserve.errors import ContextLengthError, DeadlineError, OverloadedError
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
+from tests.server.asking import HANG
 from tests.server.fake import ANSWER, MODEL, THOUGHT, FakeFrontend
 from tests.server.messages.asking import PATH, TOOLS
 from tests.server.sockets import connected, serving
 from tests.server.tenants.people import KEYS, limited, registry
 from tests.text.parsing.samples import SAMPLES, THREE
 
-HANG = 60.0
 ASKED: dict[str, Any] = {
     "model": MODEL,
     "max_tokens": 5000,

@@ -14,11 +14,11 @@ import pytest
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.server.app import create_app
 from radixserve.server.service import Settings
+from tests.server.asking import HANG
 from tests.server.fake import MODEL, FakeFrontend
 from tests.server.sockets import serving
 
 agents = pytest.importorskip("agents", reason="the Agents SDK is in the extra dev")
-HANG = 60.0
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 

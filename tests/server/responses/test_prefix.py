@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.server.stack import CHAT, stack
+from tests.server.asking import CHAT
+from tests.server.stack import stack
 
 ROUTE = "/v1/responses"
 

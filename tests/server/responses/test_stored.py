@@ -13,14 +13,12 @@ from starlette.testclient import TestClient
 from radixserve.server.app import create_app
 from radixserve.server.responses.store import OVERHEAD, Record, Responses
 from radixserve.server.tenants.registry import Registry
-from tests.server.asking import error_of, refused
+from tests.server.asking import HANG, error_of, refused
 from tests.server.fake import FakeFrontend, saying
 from tests.server.handed import Message, hand
 from tests.server.responses.told import PATH, TOOL, ask, events, text
 from tests.server.tenants.people import FILE, bearer, client_of, limited, registry, write
 from tests.text.parsing.samples import SAMPLES
-
-HANG = 30.0
 
 
 def prompts(frontend: FakeFrontend) -> list[str]:

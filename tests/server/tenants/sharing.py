@@ -10,20 +10,18 @@ from typing import Any
 import httpx2
 
 from radixserve.server.tenants.registry import Registry
-from tests.server.asking import error_of, events
+from tests.server.asking import CHAT, COMPLETIONS, error_of, events
 from tests.server.messages.asking import PATH as MESSAGES
 from tests.server.messages.asking import accumulated
 from tests.server.messages.asking import error_of as anthropic_error_of
 from tests.server.responses.told import PATH as RESPONSES
 from tests.server.responses.told import events as told
-from tests.server.stack import CHAT, COMPLETIONS, Stack, cached, stack
+from tests.server.stack import Stack, cached, stack
 from tests.server.tenants.people import KEYS, registry
 
 LONG = "The same words, which nobody else may find, and which go on for a while."
 GENERATE = "/generate"
 ROUTES = [COMPLETIONS, CHAT, MESSAGES, RESPONSES, GENERATE]
-HANG = 60.0
-"""Seconds; what takes longer is taken for a hang."""
 
 
 @asynccontextmanager

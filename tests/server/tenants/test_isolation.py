@@ -13,9 +13,9 @@ from radixserve.server.tenants.auth import Access
 from radixserve.server.tenants.registry import Registry
 from tests.engine.saying import TEXT
 from tests.engine.timing import under_way
-from tests.server.asking import error_of
+from tests.server.asking import CHAT, COMPLETIONS, error_of
 from tests.server.responses.told import PATH as RESPONSES
-from tests.server.stack import CHAT, COMPLETIONS, cached, said, stack
+from tests.server.stack import cached, said, stack
 from tests.server.tenants.people import FILE, KEYS, bearer, write
 from tests.server.tenants.sharing import GENERATE, LONG, ROUTES, ask, body, shared
 

@@ -17,9 +17,10 @@ from radixserve.tenants.keys import hash_of
 from radixserve.tokens import unpack
 from tests.engine.saying import TEXT
 from tests.engine.timing import under_way
-from tests.server.stack import CHAT, COMPLETIONS, Stack, cached, said
+from tests.server.asking import CHAT, COMPLETIONS, HANG
+from tests.server.stack import Stack, cached, said
 from tests.server.tenants.people import FILE, KEYS, bearer, registry
-from tests.server.tenants.sharing import GENERATE, HANG, ROUTES, ask, body, reused, shared
+from tests.server.tenants.sharing import GENERATE, ROUTES, ask, body, reused, shared
 
 
 def test_two_tenants_with_one_request_id_both_get_their_own_answers(tmp_path):

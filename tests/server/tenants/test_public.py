@@ -22,8 +22,8 @@ from radixserve.server.tenants.registry import Registry
 from radixserve.text.tokenizer import Tokenizer
 from tests.engine.supervised import back
 from tests.engine.supervised import running as running_in_a_process
-from tests.server.asking import error_of, refused
-from tests.server.stack import CHAT, Stack, cached, stack
+from tests.server.asking import CHAT, error_of, refused
+from tests.server.stack import Stack, cached, stack
 from tests.server.tenants.people import FILE, bearer, registry, write
 from tests.text.tiny import CHATML, tiny_tokenizer_dir
 

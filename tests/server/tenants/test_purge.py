@@ -15,11 +15,11 @@ from radixserve.errors import EngineDeadError
 from radixserve.server.app import create_app
 from radixserve.server.tenants.audit import Audit
 from tests.engine.saying import TEXT
-from tests.server.asking import error_of, refused
+from tests.server.asking import COMPLETIONS, HANG, error_of, refused
 from tests.server.fake import FakeFrontend
-from tests.server.stack import COMPLETIONS, Stack, cached, said
+from tests.server.stack import Stack, cached, said
 from tests.server.tenants.people import KEYS, bearer, client_of
-from tests.server.tenants.sharing import HANG, ask, body, shared
+from tests.server.tenants.sharing import ask, body, shared
 
 PURGE = "/v1/cache/purge"
 SALT = {"cache_salt": "session-7"}

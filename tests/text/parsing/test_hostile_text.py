@@ -58,9 +58,9 @@ def read(formats: Formats, text: str, size: int) -> None:
 @pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS.keys())
 def test_ten_kilobytes_are_read_at_once(formats: Formats):
     for text in hostile(formats, 10_000):
-        begun = time.process_time()
+        begun = time.thread_time()
         read(formats, text, len(text))
-        assert time.process_time() - begun < HANG, text[:50]
+        assert time.thread_time() - begun < HANG, text[:50]
 
 
 @pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS.keys())
