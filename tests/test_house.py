@@ -14,6 +14,7 @@ import radixserve
 
 ROOT = Path(radixserve.__file__).parent
 REPOSITORY = ROOT.parent
+TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
 BASE = {"common", "errors", "config", "folders", "tenant", "tokens", "__init__"}
 """What everyone may import, and what imports nobody."""
@@ -102,10 +103,20 @@ def test_an_arrow_that_points_upwards_is_seen(tmp_path: Path):
 def test_no_file_outgrows_its_idea():
     long = {
         str(path.relative_to(REPOSITORY)): count
-        for _, path in modules()
+        for path in (*(path for _, path in modules()), *TESTS)
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 400
     }
     assert not long
+
+
+def test_tests_take_nothing_from_other_tests():
+    taken = {
+        f"{path.relative_to(REPOSITORY)} from {name}"
+        for path in TESTS
+        for name in imported(path)
+        if name.startswith("tests.") and any(part.startswith("test_") for part in name.split("."))
+    }
+    assert not taken
 
 
 def test_every_folder_of_the_package_is_installed():

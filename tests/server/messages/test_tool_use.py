@@ -46,10 +46,11 @@ def test_ids_of_calls_are_anthropics_or_what_the_template_wants():
     for name, size, prefix in (("hermes", 30, "toolu_"), ("mistral named", 9, "")):
         with saying(SAMPLES[name].text, SAMPLES[name].tools) as (client, _):
             content = told(message(client, tools=TOOLS))["content"]
-        for each in content:
-            if each["type"] == "tool_use":
-                assert len(each["id"]) == size
-                assert each["id"].startswith(prefix)
+        calls = [each for each in content if each["type"] == "tool_use"]
+        assert calls
+        for each in calls:
+            assert len(each["id"]) == size
+            assert each["id"].startswith(prefix)
 
 
 @pytest.mark.parametrize("stream", [False, True])
