@@ -20,9 +20,9 @@ def leaves(count: int) -> PrefixCache:
 
 
 @pytest.mark.parametrize("call", ["evict", "serve", "acquire"])
-def test_a_call_among_twenty_thousand_leaves_costs_what_it_costs_among_a_thousand(call: str):
+def test_a_call_among_ten_times_as_many_leaves_costs_the_same(call: str):
     costs = []
-    for count in (1000, 20_000):
+    for count in (500, 5000):
         cache = leaves(count)
 
         def evict(cache: PrefixCache = cache) -> None:

@@ -192,10 +192,10 @@ def test_the_order_stays_right_through_thousands_of_random_uses() -> None:
     cache.check()
 
 
-def test_evicting_one_page_costs_the_same_among_fifty_times_as_many_leaves() -> None:
-    """Rebuilding an order over 50,000 leaves takes tens of milliseconds a call."""
-    cache = PrefixCache(100_100, 1)
-    for first in range(50_000):
+def test_evicting_one_page_rebuilds_no_order_of_all_leaves() -> None:
+    """Over 10,000 leaves that would take several milliseconds a call."""
+    cache = PrefixCache(20_100, 1)
+    for first in range(10_000):
         serve(cache, [first, 1])
     begin = time.thread_time()
     for _ in range(1000):

@@ -70,16 +70,21 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_came(stream: bool, size: int):
     assert '"stop_reason":"max_tokens"' in response.text
 
 
-def test_arguments_that_are_no_object_are_passed_on_as_they_are():
-    for arguments in ('{"a": ', "[1]", '{"a": 1}'):
-        said = f'<tool_call>{{"name": "run", "arguments": {arguments}}}</tool_call>'
-        with saying(said) as (client, _):
-            content = told(message(client, tools=TOOLS))["content"]
-        for each in content:
-            if each["type"] == "tool_use" and arguments != '{"a": 1}':
-                assert set(each["input"]) <= {"INVALID_JSON"}
-            elif each["type"] == "tool_use":
-                assert each["input"] == {"a": 1}
+@pytest.mark.parametrize(
+    ("arguments", "told_as"),
+    [
+        ('{"a": ', {"INVALID_JSON": '{"a": }'}),
+        ("[1]", {"INVALID_JSON": "[1]"}),
+        ('{"a": 1}', {"a": 1}),
+    ],
+)
+def test_arguments_that_are_no_object_are_passed_on_as_they_are(
+    arguments: str, told_as: dict[str, Any]
+):
+    said = f'<tool_call>{{"name": "run", "arguments": {arguments}}}</tool_call>'
+    with saying(said) as (client, _):
+        [call] = told(message(client, tools=TOOLS))["content"]
+    assert (call["type"], call["input"]) == ("tool_use", told_as)
 
 
 @pytest.mark.parametrize(
