@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import unicodedata
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from radixserve.common import common_length
@@ -252,6 +253,80 @@ def eviction(kind: str, chance: random.Random) -> Mutation:
     return Mutation(kind, body, body, "evicted", between=flood)
 
 
+def unicode_form(kind: str, chance: random.Random) -> Mutation:
+    """Text from a client that composes accents, and from one that does not."""
+    word = chance.choice(["Café", "Malmö", "São Paulo", "Łódź ó", "naïve"])
+    forms = (unicodedata.normalize(form, word) for form in ("NFC", "NFD"))
+    return _text(kind, "unicode_form", *_around(chance, *forms), chance)
+
+
+def json_format(kind: str, chance: random.Random) -> Mutation:
+    """Two libraries write the same JSON."""
+    state: Body = {word: chance.randrange(100) for word in chance.sample(WORDS, 5)}
+    number, text = chance.sample(sorted(state), 2)
+    state[text] = "Malmö"
+    if chance.random() < 0.5:
+        texts = json.dumps(state), json.dumps({**state, number: float(state[number])})
+    else:
+        texts = json.dumps(state), json.dumps(state, ensure_ascii=False)
+    return _text(kind, "json_format", *_around(chance, *texts), chance)
+
+
+def list_order(kind: str, chance: random.Random) -> Mutation:
+    """A set, which another process lists in another order."""
+    body, sent = chat(chance), tools(chance)
+    place = chance.randrange(4)
+    turned = json.loads(json.dumps(sent))
+    for each, order in ((sent, 1), (turned, -1)):
+        parameters = each[place]["function"]["parameters"]
+        parameters["required"] = sorted(parameters["properties"])[::order]
+    where = f"{place}/function/parameters/required/0"
+    return _tools(kind, "list_order", body, sent, turned, where)
+
+
+def _talk(chance: random.Random, turns: int = 6) -> Body:
+    """A conversation; the user has the last word."""
+    body = chat(chance, paragraph(chance, 4))
+    for place in range(turns):
+        role = "user" if place % 2 else "assistant"
+        body["messages"].append({"role": role, "content": sentence(chance)})
+    return body
+
+
+def _messages(kind: str, guess: str, body: Body, place: int, *now: Body, instead: int) -> Mutation:
+    """``now`` stands in place of ``instead`` messages, from ``place`` on."""
+    messages = body["messages"]
+    changed = [*messages[:place], *now, *messages[place + instead :]]
+    later = {**body, "messages": changed}
+    return Mutation(kind, body, later, "diverged", guess, f"/messages/{place}")
+
+
+def message_removed(kind: str, chance: random.Random) -> Mutation:
+    """History is cut, mostly from the front."""
+    body, place = _talk(chance), chance.choice([1, 1, 3])
+    return _messages(kind, "message_removed", body, place, instead=2)
+
+
+def message_inserted(kind: str, chance: random.Random) -> Mutation:
+    body = _talk(chance)
+    reminder = {"role": "user", "content": sentence(chance)}
+    return _messages(kind, "message_inserted", body, chance.choice([1, 3]), reminder, instead=0)
+
+
+def summarized(kind: str, chance: random.Random) -> Mutation:
+    summary = {"role": "user", "content": paragraph(chance, 2)}
+    return _messages(kind, "history_summarized", _talk(chance), 1, summary, instead=4)
+
+
+def merged(kind: str, chance: random.Random) -> Mutation:
+    """Two messages of one role in a row, and a client that makes one of them."""
+    body, two = _talk(chance), [sentence(chance), sentence(chance)]
+    body["messages"][1:1] = [{"role": "user", "content": text} for text in two]
+    whole = {"role": "user", "content": "\n\n".join(two)}
+    found = _messages(kind, "messages_merged", body, 1, whole, instead=2)
+    return replace(found, pointer="/messages/1/content", character=len(two[0]))
+
+
 KINDS: dict[str, Callable[[str, random.Random], Mutation]] = {
     "clock": clock,
     "uuid": identity,
@@ -259,6 +334,13 @@ KINDS: dict[str, Callable[[str, random.Random], Mutation]] = {
     "key order": key_order,
     "whitespace": whitespace,
     "document order": documents,
+    "unicode form": unicode_form,
+    "json format": json_format,
+    "list order": list_order,
+    "message removed": message_removed,
+    "message inserted": message_inserted,
+    "history summarized": summarized,
+    "messages merged": merged,
     "template": template,
     "salt": salt,
     "eviction": eviction,

@@ -16,7 +16,7 @@ ROOT = Path(radixserve.__file__).parent
 REPOSITORY = ROOT.parent
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
-BASE = {"common", "errors", "config", "folders", "tenant", "tokens", "__init__"}
+BASE = {"bounded", "common", "errors", "config", "folders", "tenant", "tokens", "__init__"}
 """What everyone may import, and what imports nobody."""
 
 ARROWS = {

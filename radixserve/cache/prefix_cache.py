@@ -232,10 +232,10 @@ class PrefixCache:
     ) -> Eviction | None:
         """What became of the block of ``tokens`` at ``depth``, which is not there, if it was
         evicted. Of what is public nothing is said: it is everybody's. O(block + prefixes)."""
-        at = depth * TOKEN_BYTES
+        at, block = depth * TOKEN_BYTES, self.tree.block
         if not len(self.public.of(tokens)) <= at < self._reusable(tokens, limit):
             return None
-        return self.allocator.ghosts.find(tenant, depth, tokens[at : at + self.tree.block])
+        return self.allocator.ghosts.find(tenant, depth, tokens[at : at + block], block)
 
     def block_ids(self, tokens: Tokens, namespace: bytes, *, limit: int | None = None) -> list[str]:
         """The identities of the cached whole blocks of ``tokens``, as outsiders know them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ NEAR = 24
 """Characters to both sides of a place by which it is found in the rendered text, of which"""
 ENOUGH = 6
 """so many have to be there."""
+ARGUMENTS = "arguments"
+"""What a call gives to a tool, mostly as JSON in a text."""
 SETTINGS = (
     *("chat_template", "chat_template_kwargs", "reasoning_effort", "thinking", "tool_choice"),
     *("add_generation_prompt", "continue_final_message", "model"),
@@ -65,7 +68,9 @@ class Seam(NamedTuple):
         return cls(later[start : at + WINDOW], at - start)
 
 
-def diverge(earlier: Body, later: Body, seam: Seam | None = None) -> Divergence | None:
+def diverge(
+    earlier: Body, later: Body, seam: Seam | None = None, *, answer: int | None = None
+) -> Divergence | None:
     """The first place at which two bodies part; None if one extends the other.
 
     Which of several differences comes first is the template's to say: it may put the tools before
@@ -77,13 +82,31 @@ def diverge(earlier: Body, later: Body, seam: Seam | None = None) -> Divergence 
         earlier: What was asked before: ``messages``, ``tools``, ``system``, ``prompt``, ...
         later: What is asked now.
         seam: Where their prompts part.
+        answer: The message that answered ``earlier``, and stands at the end of it, if they part
+            there or behind it. An answer has other tokens than its text would have: where that was
+            changed, its prompt parts from the very beginning on.
     """
     found = list(spots(earlier, later))
     spot = next(iter(found), None) if seam is None else _at_seam(found, seam)
+    if spot is None and answer is not None:
+        spot = next((each for each in found if each.path[1:2] == (answer,)), None)
     if spot is not None:
         kind, spot = guess(earlier, later, spot)
         return _told(kind, spot, later)
     return None if seam is None else _rendered(earlier, later, seam)
+
+
+def unanswered(section: str, place: int, answer: str, later: Body) -> Divergence:
+    """``answer``, which answered the earlier one, does not stand at ``place`` of ``later``."""
+    return Divergence(
+        guess="message_removed",
+        pointer=pointer((section, place)),
+        character=0,
+        message=place,
+        role=_role(later, section, place),
+        earlier=snippet(answer, 0),
+        later=snippet(_shown(later[section][place]), 0),
+    )
 
 
 def _told(kind: Guess, spot: Spot, later: Body) -> Divergence:
@@ -158,6 +181,12 @@ def _forms(spot: Spot) -> Iterator[tuple[str, int]]:
     if isinstance(spot.later, dict) and isinstance(spot.earlier, dict):
         yield f'"{next(iter(spot.later), "")}"', 0
         return
+    if spot.path[-1] == ARGUMENTS:
+        # Templates write them as JSON of their own.
+        ours, theirs = _as_written(spot.earlier), _as_written(spot.later)
+        at = common_length(ours, theirs)
+        head, tail = theirs[max(0, at - NEAR) : at], theirs[at : at + NEAR]
+        yield head + tail, len(head)
     text, at = _shown(spot.later), spot.character
     head, tail = text[max(0, at - NEAR) : at], text[at : at + NEAR]
     yield head + tail, len(head)
@@ -165,6 +194,13 @@ def _forms(spot: Spot) -> Iterator[tuple[str, int]]:
         # Tools are written as JSON.
         head, tail = _json_text(head), _json_text(tail)
         yield head + tail, len(head)
+
+
+def _as_written(arguments: Any) -> str:
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return _shown(arguments)
 
 
 def _json_text(text: str) -> str:

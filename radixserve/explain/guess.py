@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
-from radixserve.explain.walk import MESSAGES, TOOLS, Body, Spot, same, value_at
+import msgspec
+
+from radixserve.common import common_length
+from radixserve.explain.walk import MESSAGES, TOOLS, Body, Path, Spot, same, text_of, value_at
+from radixserve.explain.written import same_form, same_json
 
 Guess = Literal[
     "timestamp",
@@ -18,7 +21,10 @@ Guess = Literal[
     "tool_order",
     "tools_changed",
     "key_order",
+    "list_order",
+    "json_format",
     "whitespace",
+    "unicode_form",
     "document_order",
     "text_inserted",
     "text_removed",
@@ -26,15 +32,20 @@ Guess = Literal[
     "message_inserted",
     "message_removed",
     "message_order",
+    "messages_merged",
+    "message_split",
+    "history_summarized",
     "role",
     "reasoning_omitted",
     "fields",
     "template",
     "text",
 ]
-"""``unwrapped``: the earlier text holds the later one and more around it. ``fields``: other fields,
-or values that are no text. ``template``: the bodies say the same, and were rendered differently.
-``text``: none of all these."""
+"""``list_order``: entries of a list in a tool's schema. ``json_format``: the same JSON with other
+escapes, numbers or spaces. ``unicode_form``: text that looks the same, of other characters.
+``unwrapped``: the earlier text holds the later one and more around it. ``history_summarized``: one
+message in place of several. ``fields``: other fields, or values that are no text. ``template``: the
+bodies say the same, and were rendered differently. ``text``: none of all these."""
 
 WINDOW = 64
 """Characters to both sides of a difference in which a pattern is looked for."""
@@ -42,10 +53,8 @@ SEPARATORS = (re.compile("\n\n"), re.compile("\n"), re.compile(r"</?\w[^<>]{0,25
 """What stands between paragraphs, lines, and elements."""
 PARAGRAPH = 12
 """Characters of the shortest paragraph that is known again."""
-OBJECTS = 16
-"""Objects inside of a text that are tried, innermost first, and"""
-OBJECT = 65_536
-"""how far back the beginning of one is looked for, in characters."""
+ALIKE = 4
+"""Characters that two texts must have in common behind two numbers."""
 AMONG = 4096
 """Messages among which one is looked for."""
 SEQUENCES = frozenset({"messages", "input", "documents", "system", "content"})
@@ -60,7 +69,6 @@ OF_PARTS: dict[Guess, Guess] = {
 REASONING = frozenset({"reasoning", "reasoning_content", "thinking"})
 THOUGHT = "</think>"
 DIGITS = re.compile(r"\d+")
-SPACE = re.compile(r"\s+")
 UUID = re.compile(
     r"(?<![0-9a-f])[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE
 )
@@ -97,11 +105,15 @@ def guess(earlier: Body, later: Body, spot: Spot) -> tuple[Guess, Spot]:
         ours, theirs = value_at(earlier, path[:depth]), value_at(later, path[:depth])
         if not isinstance(ours, list) or not isinstance(theirs, list):
             continue
-        moved = _moved(ours, theirs, step)
+        texts = depth > 1 or path[0] not in MESSAGES
+        moved = _moved(ours, theirs, step, texts=texts)
         if moved is not None:
-            texts = depth > 1 or path[0] not in MESSAGES
             whole = Spot(path[: depth + 1], _at(ours, step), _at(theirs, step))
-            return (OF_PARTS[moved] if texts else moved), whole
+            return (OF_PARTS.get(moved, moved) if texts else moved), whole
+        if not texts and (joined := _joined(ours, theirs, step)) is not None:
+            return joined, spot
+        if not texts and _summarized(ours, theirs, step):
+            return "history_summarized", Spot(path[:2], ours[step], theirs[step])
     if path[-1] in REASONING and not spot.later:
         return "reasoning_omitted", spot
     if path[-1] == "role":
@@ -121,6 +133,9 @@ def _of_tools(earlier: Any, later: Any, spot: Spot) -> tuple[Guess, Spot]:
     if ours[place : place + 1] != theirs[place : place + 1]:
         kind: Guess = "tool_order" if sorted(ours) == sorted(theirs) else "tools_changed"
         return kind, Spot(spot.path[:2], _at(ours, place), _at(theirs, place))
+    turned = _turned(earlier, later, spot.path)
+    if turned is not None:
+        return "list_order", turned
     return _of_values(spot.earlier, spot.later, spot.character), spot
 
 
@@ -132,21 +147,91 @@ def _name(tool: Any) -> str:
     return str((function if isinstance(function, dict) else tool).get("name"))
 
 
-def _moved(earlier: Sequence[Any], later: Sequence[Any], place: int) -> Guess | None:
-    """Whether one of two messages that stand at the same place stands elsewhere in the other
-    conversation."""
+def _turned(earlier: Any, later: Any, path: Path) -> Spot | None:
+    """The first entry that differs of a list around the place which has the same entries in another
+    order; None if there is none. ``path`` begins with the name of the tools' field."""
+    for depth in range(2, len(path)):
+        ours, theirs = (value_at(each, path[1:depth]) for each in (earlier, later))
+        if _sorted(ours) == _sorted(theirs) is not None:
+            place = next(each for each, one in enumerate(ours) if not same(one, theirs[each]))
+            one, other = ours[place], theirs[place]
+            texts = isinstance(one, str) and isinstance(other, str)
+            character = common_length(one, other) if texts else 0
+            return Spot((*path[:depth], place), one, other, character)
+    return None
+
+
+def _sorted(values: Any) -> list[bytes] | None:
+    try:
+        return sorted(map(msgspec.json.encode, values)) if isinstance(values, list) else None
+    except (RecursionError, UnicodeEncodeError):
+        return None
+
+
+def _moved(
+    earlier: Sequence[Any], later: Sequence[Any], place: int, *, texts: bool
+) -> Guess | None:
+    """Whether one of two messages (or ``texts``) that stand at the same place stands elsewhere in
+    the other conversation."""
     one, other = _at(earlier, place), _at(later, place)
-    gone = other is not None and any(same(other, each) for each in _behind(earlier, place))
-    new = one is not None and any(same(one, each) for each in _behind(later, place))
+    gone = [] if other is None else _equal(other, earlier, place)
+    new = [] if one is None else _equal(one, later, place)
     if gone and new:
         return "message_order"
-    if gone:
+    # Short messages may be said again: one that has moved is followed by the same as before.
+    if gone and (texts or _follows(earlier, gone, later, place)):
         return "message_removed"
-    return "message_inserted" if new else None
+    return "message_inserted" if new and (texts or _follows(later, new, earlier, place)) else None
 
 
-def _behind(values: Sequence[Any], place: int) -> Sequence[Any]:
-    return values[place + 1 : place + AMONG]
+def _equal(value: Any, values: Sequence[Any], place: int) -> list[int]:
+    """Where behind ``place`` there is the same."""
+    behind = range(place + 1, min(len(values), place + AMONG))
+    return [index for index in behind if same(value, values[index])]
+
+
+def _follows(
+    values: Sequence[Any], places: Sequence[int], others: Sequence[Any], place: int
+) -> bool:
+    """Whether what stands behind one of ``places`` is what stands behind ``place`` of the others,
+    or one of them ends there."""
+    if place + 1 >= len(others):
+        return True
+    return any(
+        index + 1 >= len(values) or same(values[index + 1], others[place + 1]) for index in places
+    )
+
+
+def _joined(earlier: Sequence[Any], later: Sequence[Any], place: int) -> Guess | None:
+    """Whether two messages of a role in one conversation are one of the other."""
+    one, after = (_said(earlier, each) for each in (place, place + 1))
+    other, then = (_said(later, each) for each in (place, place + 1))
+    if _is_both(other, one, after):
+        return "messages_merged"
+    return "message_split" if _is_both(one, other, then) else None
+
+
+def _is_both(whole: tuple[str, str], first: tuple[str, str], second: tuple[str, str]) -> bool:
+    """Whether a message (its role and its text) is two, with anything between them."""
+    roles, (text, head, tail) = {whole[0], first[0], second[0]}, (whole[1], first[1], second[1])
+    if len(roles) > 1 or not head or not tail:
+        return False
+    return text.startswith(head) and tail in text[len(head) :]
+
+
+def _said(messages: Sequence[Any], place: int) -> tuple[str, str]:
+    message = _at(messages, place)
+    if not isinstance(message, dict):
+        return "", ""
+    return str(message.get("role")), text_of(message.get("content"))
+
+
+def _summarized(earlier: Sequence[Any], later: Sequence[Any], place: int) -> bool:
+    """Whether what stands behind ``place`` now stood further behind before."""
+    behind = _at(later, place + 1)
+    if place >= len(earlier) or behind is None or same(behind, _at(earlier, place + 1)):
+        return False
+    return bool(_equal(behind, earlier, place + 1))
 
 
 def _at(values: Sequence[Any], place: int) -> Any:
@@ -165,10 +250,9 @@ def _of_values(earlier: Any, later: Any, character: int) -> Guess:
 
 
 def _of_texts(earlier: str, later: str, at: int) -> Guess:
-    if SPACE.sub("", earlier) == SPACE.sub("", later):
-        return "whitespace"
-    if _same_object(earlier, later, at):
-        return "key_order"
+    written = same_form(earlier, later, at) or same_json(earlier, later, at)
+    if written is not None:
+        return written
     if THOUGHT in earlier and earlier.rpartition(THOUGHT)[2].strip() == later.strip():
         return "reasoning_omitted"
     paragraphs = _of_paragraphs(earlier, later, at)
@@ -183,6 +267,10 @@ def _of_texts(earlier: str, later: str, at: int) -> Guess:
         return "text_inserted"
     if later in earlier:
         return "unwrapped"
+    if later.endswith(earlier[at:]):
+        return "text_inserted"
+    if earlier.endswith(later[at:]):
+        return "text_removed"
     return paragraphs or "text"
 
 
@@ -195,7 +283,8 @@ def _of_token(earlier: str, later: str, at: int) -> Guess | None:
         return "timestamp"
     one, other = _covering(WORD, *ours), _covering(WORD, *theirs)
     if _differ(NUMBER, ours, theirs) and DIGITS.sub("#", one) == DIGITS.sub("#", other):
-        return "number"
+        # A number of something else, as of another document, is not what differs.
+        return "number" if _goes_on(NUMBER, ours, theirs) else None
     return "random_id" if _random(one) and _random(other) else None
 
 
@@ -209,6 +298,15 @@ def _differ(pattern: re.Pattern[str], ours: tuple[str, int], theirs: tuple[str, 
     """Whether the pattern matches different things at the place."""
     one, other = _covering(pattern, *ours), _covering(pattern, *theirs)
     return bool(one) and bool(other) and one != other
+
+
+def _goes_on(pattern: re.Pattern[str], ours: tuple[str, int], theirs: tuple[str, int]) -> bool:
+    """Whether both texts go on alike behind what the pattern matches at the place."""
+    rests = []
+    for text, at in (ours, theirs):
+        found = [each for each in pattern.finditer(text) if each.start() <= at <= each.end()]
+        rests.append(text[found[-1].end() :])
+    return common_length(*rests) >= min(ALIKE, *map(len, rests))
 
 
 def _covering(pattern: re.Pattern[str], text: str, at: int) -> str:
@@ -250,24 +348,3 @@ def _before(separator: re.Pattern[str], text: str, at: int) -> int:
 
 def _known(paragraph: str) -> str:
     return DIGITS.sub("#", paragraph).strip()
-
-
-def _same_object(earlier: str, later: str, at: int) -> bool:
-    """Whether both texts hold, around ``at``, the same object with its keys in another order."""
-    decoder = json.JSONDecoder()
-    start = at + 1
-    for _ in range(OBJECTS):
-        start = earlier.rfind("{", max(0, at - OBJECT), start)
-        if start < 0:
-            return False
-        if not later.startswith("{", start):
-            continue
-        try:
-            one, ours = decoder.raw_decode(earlier[start : start + 2 * OBJECT])
-            other, theirs = decoder.raw_decode(later[start : start + 2 * OBJECT])
-        except (ValueError, RecursionError):
-            continue
-        if start + min(ours, theirs) <= at:
-            continue
-        return same(one, other)
-    return False

@@ -133,11 +133,14 @@ class Trail:
 
     def nearest(self, tenant: str, namespace: bytes, tokens: bytes) -> list[Alike]:
         """Who has the longest head in common with ``tokens``, if anybody has; behind it the last
-        ones that came, the latest first. O(log requests · tokens compared)."""
-        best = self.alike(tenant, namespace, tokens)
-        if best is None:
+        ones that came, the latest first, which may have none. O(log requests · tokens compared)."""
+        shelf = self._shelves.get(tenant)
+        if shelf is None:
             return []
-        lately = reversed(self._shelves[tenant].lately.get(namespace, ()))
+        best = self.alike(tenant, namespace, tokens)
+        lately = reversed(shelf.lately.get(namespace, ()))
+        if best is None:
+            return [_alike(each, tokens) for each in lately]
         return [best, *(_alike(each, tokens) for each in lately if each is not best.record)]
 
     def alike(self, tenant: str, namespace: bytes, tokens: bytes) -> Alike | None:

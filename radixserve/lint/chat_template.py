@@ -12,7 +12,9 @@ from radixserve.errors import InvalidRequestError
 from radixserve.explain.divergence import snippet
 from radixserve.lint.report import TemplateReport, Turn
 
-MESSAGES = re.compile(r"\{[%{][^}]*\bmessages\b")
+MESSAGES = re.compile(r"\bmessages\b")
+NEAR = 512
+"""Characters before that name in which its statement or value may begin."""
 CLOCKS = ("strftime_now",)
 """What templates call the function that tells the date."""
 TOOL: dict[str, Any] = {
@@ -59,27 +61,50 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 
 Render = Callable[..., str]
 """``ChatTemplate.render`` or ``Tokenizer.render_chat``."""
+Prompts = dict[str, list[str]]
+"""Of the turns of the conversations, by what these are called."""
 
 
 def is_chat_template(source: str) -> bool:
     """Whether a template takes a chat's messages."""
-    return MESSAGES.search(source) is not None
+    for found in MESSAGES.finditer(source):
+        before = source[max(0, found.start() - NEAR) : found.start()]
+        begun = max(before.rfind("{{"), before.rfind("{%"))
+        if begun >= 0 and "}" not in before[begun:]:
+            return True
+    return False
+
+
+def prompts_of(render: Render) -> Prompts:
+    """The prompts of the turns of each sample conversation that a template takes.
+
+    Raises:
+        InvalidRequestError: it takes none.
+    """
+    found: Prompts = {}
+    refused = None
+    for label, (messages, tools) in CONVERSATIONS.items():
+        try:
+            found[label] = [
+                render(messages[:place], tools=tools or None) for place in _answers(messages)
+            ]
+        except InvalidRequestError as error:
+            refused = refused or error
+    if not found and refused is not None:
+        raise refused
+    return found
 
 
 def lint_chat_template(
-    name: str, source: str, render: Render, count: Callable[[str], int]
+    name: str, source: str, prompts: Prompts, count: Callable[[str], int]
 ) -> TemplateReport:
-    """Render turns of sample conversations, and compare each with the next.
+    """Compare each turn of sample conversations with the next.
 
     Args:
-        render: Renders messages by the template.
+        prompts: Of the turns, rendered by the template.
         count: Tokens of a text.
     """
-    turns = [
-        turn
-        for label, (messages, tools) in CONVERSATIONS.items()
-        for turn in _turns(label, messages, tools, render, count)
-    ]
+    turns = [turn for label, each in prompts.items() for turn in _turns(label, each, count)]
     return TemplateReport(
         template=name,
         kind="chat",
@@ -89,19 +114,14 @@ def lint_chat_template(
     )
 
 
-def _turns(
-    label: str,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
-    render: Render,
-    count: Callable[[str], int],
-) -> Iterator[Turn]:
-    """Each turn with the next; nothing where the template refuses the conversation."""
-    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    try:
-        prompts = [render(messages[:place], tools=tools or None) for place in answers]
-    except InvalidRequestError:
-        return
+def _answers(messages: list[dict[str, Any]]) -> list[int]:
+    return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _turns(label: str, prompts: list[str], count: Callable[[str], int]) -> Iterator[Turn]:
+    """Each turn with the next."""
+    messages, _ = CONVERSATIONS[label]
+    answers = _answers(messages)
     for number, (earlier, later) in enumerate(pairwise(prompts)):
         at = common_length(earlier, later)
         written = messages[answers[number]]

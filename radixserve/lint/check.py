@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from jinja2 import TemplateError
 
-from radixserve.errors import ModelError, what_is_wrong
+from radixserve.bounded import bounded
+from radixserve.errors import InvalidRequestError, ModelError, what_is_wrong
 from radixserve.lint.analysis import Analysis, FullError
-from radixserve.lint.chat_template import is_chat_template, lint_chat_template
+from radixserve.lint.chat_template import (
+    Prompts,
+    is_chat_template,
+    lint_chat_template,
+    prompts_of,
+)
 from radixserve.lint.logs import Faults, read
 from radixserve.lint.prompt_template import lint_prompt_template
 from radixserve.lint.report import Report, TemplateReport
@@ -24,6 +31,8 @@ TEMPLATES = (".jinja", ".jinja2", ".j2")
 """How the names of templates end; everything else is a log."""
 LARGEST = 2**22
 """Bytes of a template."""
+SECONDS, MEMORY = 10.0, 2**30
+"""Of a processor, and bytes, that rendering sample conversations may take."""
 SPECIALS = {name: f"<{name}>" for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
 """For templates without a model."""
 
@@ -62,7 +71,7 @@ class Checker:
         analysis = Analysis(tokens, self.page_size)
         templates = []
         if self.tokenizer is not None and self.tokenizer.has_chat_template:
-            templates.append(self._of_model(self.tokenizer))
+            templates += self._of_model(self.tokenizer, faults)
         for file in files:
             if file.suffix in TEMPLATES:
                 templates += self._template(file, faults)
@@ -74,16 +83,20 @@ class Checker:
             logs = analysis.report(self.prefill_rate, progress.replayed)
         return Report(logs=logs, templates=templates, left_out=faults.count, faults=faults.told)
 
-    def _of_model(self, tokenizer: Tokenizer) -> TemplateReport:
+    def _of_model(self, tokenizer: Tokenizer, faults: Faults) -> list[TemplateReport]:
         source = tokenizer.chat_template_source
-        return lint_chat_template(self.name, source, tokenizer.render_chat, self._count)
+        try:
+            prompts = prompts_of(tokenizer.render_chat)
+        except InvalidRequestError as error:
+            faults.add(f"the chat template of {self.name}", error)
+            return []
+        return [lint_chat_template(self.name, source, prompts, self._count)]
 
     def _template(self, file: Path, faults: Faults) -> list[TemplateReport]:
         try:
             source = _text(file)
             if is_chat_template(source):
-                render = ChatTemplate(source, SPECIALS).render
-                return [lint_chat_template(str(file), source, render, self._count)]
+                return [lint_chat_template(str(file), source, _prompts(source), self._count)]
             return [lint_prompt_template(str(file), source, self._count, self.prefill_rate)]
         except (ModelError, TemplateError, ValueError, RecursionError) as error:
             line = getattr(error, "lineno", None)
@@ -97,6 +110,30 @@ class Checker:
         if self.tokenizer is None:
             return -(-len(text.encode(errors="replace")) // BYTES)
         return count(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _prompts(source: str) -> Prompts:
+    """Raises:
+    ValueError: the template cannot be rendered; the message says why.
+    """
+    # It may loop for ever, or fill the memory.
+    result = bounded(lambda: _rendered(source), seconds=SECONDS, memory=MEMORY)
+    if result is None:
+        raise ValueError("it takes too long to render, or too much memory")
+    found = msgspec.msgpack.decode(result, type=Prompts | str)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
+
+
+def _rendered(source: str) -> bytes:
+    """The prompts, or what is wrong."""
+    found: Prompts | str
+    try:
+        found = prompts_of(ChatTemplate(source, SPECIALS).render)
+    except (ModelError, InvalidRequestError, RecursionError) as error:
+        found = what_is_wrong(error)
+    return msgspec.msgpack.encode(found)
 
 
 def _text(file: Path) -> str:

@@ -21,8 +21,8 @@ PAIRS = 2**16
 HEAD = 32
 """Characters that two parts have to begin with in common, to be counted: any two messages of one
 role have some."""
-SAME = ("tool_order", "key_order", "whitespace")
-"""Guesses that say that the whole part says the same."""
+SAME = ("tool_order", "key_order", "list_order", "whitespace")
+"""Guesses that say that the whole part says the same, if it has the same letters."""
 ID_FIELDS = ("id", "tool_call_id", "tool_use_id", "call_id")
 
 
@@ -92,7 +92,7 @@ def _between(one: Part | None, other: Part | None) -> Varying:
         return Varying(divergence, 0, len(other.text))
     found = diverge(one.body, other.body)
     divergence = _told("text", one, other) if found is None else _placed(found, other)
-    whole = divergence.guess in SAME
+    whole = divergence.guess in SAME and _letters(one.text) == _letters(other.text)
     start = common_length(one.text, other.text)
     again = len(other.text) - start if whole else _again(one.text[start:], other.text[start:])
     return Varying(divergence, again, len(other.text) - start - again, _ids_only(one, other))
@@ -137,6 +137,11 @@ def _placed(found: Divergence, part: Part) -> Divergence:
         message=part.index,
         role=part.role,
     )
+
+
+def _letters(text: str) -> Counter[str]:
+    """How often it has each character, but for white space."""
+    return Counter("".join(text.split()))
 
 
 def _again(earlier: str, later: str) -> int:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from radixserve.errors import InvalidRequestError
+from radixserve.explain.walk import UNSEEN
 from radixserve.lint.logs import Request
 from radixserve.lint.parts import Body
 from radixserve.text.tokenizer import Tokenizer
@@ -58,7 +59,12 @@ class Exact:
                 packed = self._tokenizer.encode(body["prompt"])
             else:
                 messages, tools = chat_of(body)
-                packed = self._tokenizer.encode_chat(messages, tools=tools or None)
+                settings = body.get("chat_template_kwargs")
+                packed = self._tokenizer.encode_chat(
+                    messages,
+                    tools=tools or None,
+                    template_kwargs=settings if isinstance(settings, dict) else None,
+                )
         except InvalidRequestError as error:
             raise ValueError(str(error)) from error
         return array("q", np.frombuffer(packed, ">i4").astype(np.int64).tobytes())
@@ -75,7 +81,7 @@ def chat_of(body: Body) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         raise ValueError("only requests with messages or a text as prompt can be rendered")
     tools = body.get("tools") or []
     if not _is_anthropic(body, tools):
-        return body["messages"], tools
+        return _unmarked(body["messages"]), _unmarked(tools)
     # Slow to import, and rarely needed.
     from radixserve.server.errors import ApiError
     from radixserve.server.messages.blocks import Chat
@@ -83,10 +89,16 @@ def chat_of(body: Body) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
     try:
         messages = msgspec.convert(body["messages"], list[InputMessage])
-        chat = Chat(body.get("system"), messages)
+        system = msgspec.convert(body.get("system"), str | list[dict[str, Any]] | None)
+        chat = Chat(system, messages)
     except ApiError as error:
         raise ValueError(error.message) from error
     return chat.messages, [_function(tool) for tool in tools]
+
+
+def _unmarked(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without marks for caches, which servers take out of what they render."""
+    return [{name: each[name] for name in each if name not in UNSEEN} for each in values]
 
 
 def _is_anthropic(body: Body, tools: list[Any]) -> bool:

@@ -152,7 +152,7 @@ async def end_session(request: Request) -> Response:
     session = request.path_params["session"]
     check_session(session, "session")
     salt = NO_SALT
-    if request.headers.get("content-length", "0") != "0":
+    if "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
         salt, raws = await read_json(request, Salt, LARGEST_PURGE)
         _check_known(raws, Salt)
     own = visit.tenant.name

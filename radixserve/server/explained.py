@@ -14,8 +14,9 @@ from radixserve.cache.ghosts import Eviction
 from radixserve.cache.namespace import named
 from radixserve.engine.frontend import Frontend, TextRequest
 from radixserve.engine.messages import Looked
+from radixserve.explain.alike import alike
 from radixserve.explain.bodies import Bodies, decoded
-from radixserve.explain.divergence import Divergence, Seam, diverge
+from radixserve.explain.divergence import Divergence, Seam, diverge, unanswered
 from radixserve.explain.pace import PrefillPace
 from radixserve.explain.reason import FEW, Explanation, Found, Part, Reason, explain
 from radixserve.explain.trail import Alike, Record, Trail, common_tokens
@@ -23,6 +24,8 @@ from radixserve.tokens import TOKEN_BYTES, count, unpack
 
 BEFORE, BEHIND = 64, 48
 """Tokens around a place, whose text says which part of the body it is in."""
+ASKING = frozenset({"user", "system", "developer"})
+"""Roles of messages that answer nothing."""
 UNLIKE = frozenset({"text", "fields", "tools_changed"})
 """What two requests that have nothing to do with each other look like."""
 
@@ -101,26 +104,49 @@ class Explainer:
         if not later.body or not earlier.body:
             return None
         ours, theirs = decoded(earlier.body), decoded(later.body)
-        if common >= earlier.length:
-            self._answer(ours, theirs, earlier)
+        answer = None
+        if common >= earlier.length and earlier.answer:
+            answer = self._answer(ours, theirs, earlier)
         prompt = later.prompt
         decode = self._frontend.tokenizer.decode
         start = max(0, common - BEFORE) * TOKEN_BYTES
         at, end = common * TOKEN_BYTES, (common + BEHIND) * TOKEN_BYTES
         before = decode(unpack(prompt[start:at]), skip_special_tokens=False)
         behind = decode(unpack(prompt[at:end]), skip_special_tokens=False)
-        return diverge(ours, theirs, Seam(before + behind, len(before)))
+        found = diverge(ours, theirs, Seam(before + behind, len(before)), answer=answer)
+        if found is not None and found.guess == "template" and earlier.answer:
+            return self._unanswered(ours, theirs, earlier, found)
+        return found
 
-    def _answer(self, ours: dict[str, Any], theirs: dict[str, Any], earlier: Record) -> None:
-        """Put the answer behind ``ours`` if ``theirs`` has it as text."""
+    def _answer(self, ours: dict[str, Any], theirs: dict[str, Any], earlier: Record) -> int | None:
+        """Put the answer behind ``ours``, and return its place, if ``theirs`` has it as text."""
         for name in ("messages", "input"):
             messages, later = ours.get(name), theirs.get(name)
             if not isinstance(messages, list) or not isinstance(later, list):
                 continue
-            sent = later[len(messages)] if len(later) > len(messages) else None
-            if isinstance(sent, dict) and isinstance(sent.get("content"), str):
+            place = len(messages)
+            sent = later[place] if len(later) > place else None
+            if not isinstance(sent, dict) or sent.get("role") in ASKING:
+                continue
+            if isinstance(sent.get("content"), str):
                 text = self._frontend.tokenizer.decode(unpack(earlier.answer))
                 messages.append({"role": "assistant", "content": text})
+                return place
+        return None
+
+    def _unanswered(
+        self, ours: dict[str, Any], theirs: dict[str, Any], earlier: Record, found: Divergence
+    ) -> Divergence:
+        """``found``, or that the answer is left out, if somebody else speaks in its place."""
+        for name in ("messages", "input"):
+            messages, later = ours.get(name), theirs.get(name)
+            if isinstance(messages, list) and isinstance(later, list):
+                place = len(messages)
+                sent = later[place] if len(later) > place == found.message else None
+                if isinstance(sent, dict) and sent.get("role") in ASKING:
+                    text = self._frontend.tokenizer.decode(unpack(earlier.answer))
+                    return unanswered(name, place, text, theirs)
+        return found
 
     def like(
         self, record: Record, nearest: Sequence[Alike], cached: int
@@ -135,13 +161,16 @@ class Explainer:
             return first, True
         # Of two that are both few the longer may be chance; what was reused is not.
         needed = min(cached, first.common)
-        for alike in nearest:
-            if alike.common < needed:
+        for each in nearest:
+            if each.common < needed:
                 continue
-            place = self.place(record, alike.record, alike.common)
-            if place is not None and place.guess not in UNLIKE:
-                return alike, True
-        return first, False
+            place = self.place(record, each.record, each.common)
+            if place is None:
+                continue
+            bodies = decoded(each.record.body), decoded(record.body)
+            if place.guess not in UNLIKE or alike(*bodies):
+                return each, True
+        return (first if first.common else None), False
 
     def compared(self, record: Record, id: str) -> Comparison:
         """``record`` beside the request of this id of the same tenant. O(bytes of both)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 from starlette.datastructures import Headers
@@ -23,6 +24,9 @@ from radixserve.tokens import count
 
 HEADER = "x-radixserve-keep"
 BREAKPOINT = "prompt_cache_breakpoint"
+FOREIGN = "cache_control"
+"""Anthropic's mark, which some clients send in OpenAI's APIs too. A template that writes tools as
+they were sent would put it into the prompt, another one each time that it moves."""
 MOST = 4
 """Places that a request may mark; of more the last ones count."""
 DEFAULT_TTL = "30m"
@@ -93,11 +97,13 @@ def read_marks(fields: ChatRequest, headers: Headers) -> Marked:
         ApiError: 400, a time cannot be, or a session's name.
     """
     usual, implicit = usual_times(fields)
+    places, foreign = taken_out(fields.messages, fields.tools)
     spots = [
         (spot, usual if ttl is None else seconds_of(ttl, f"{path}.ttl"))
-        for spot, path, ttl in taken_out(fields)
+        for spot, path, ttl in places
     ]
     keeping, ignored = said_besides(fields, headers)
+    ignored += foreign
     most = MOST if implicit is None else MOST - 1
     if len(spots) > most:
         spots = spots[len(spots) - most :]
@@ -201,24 +207,35 @@ def keep_header(kept: Kept | None) -> dict[str, str]:
     return {} if kept is None else {HEADER: f"{kept.status}; tokens={kept.tokens}"}
 
 
-def taken_out(fields: ChatRequest) -> list[tuple[Spot, str, str | float | None]]:
-    """The marked places with their paths and times, in order; afterwards nothing is marked."""
+def taken_out(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
+) -> tuple[list[tuple[Spot, str, str | float | None]], list[str]]:
+    """The marked places with their paths and times, in order, and the names of marks that have no
+    effect; afterwards nothing is marked.
+
+    Raises:
+        ApiError: 400, a mark is none.
+    """
     found: list[tuple[Spot, str, str | float | None]] = []
-    for index, tool in enumerate(fields.tools or ()):
-        if isinstance(tool, dict) and BREAKPOINT in tool:
-            path = f"tools.{index}.{BREAKPOINT}"
-            found.append((Spot(tool=index), path, _ttl(tool.pop(BREAKPOINT), path)))
-    for index, message in enumerate(fields.messages):
+    foreign: set[str] = set()
+
+    def take(marked: dict[str, Any], spot: Spot, path: str) -> None:
+        if marked.pop(FOREIGN, None) is not None:
+            names = (name for name in path.split(".") if not name.isdigit())
+            foreign.add(".".join((*names, FOREIGN)))
+        mark = marked.pop(BREAKPOINT, None)
+        if mark is not None:
+            found.append((spot, f"{path}.{BREAKPOINT}", _ttl(mark, f"{path}.{BREAKPOINT}")))
+
+    for index, tool in enumerate(tools or ()):
+        take(tool, Spot(tool=index), f"tools.{index}")
+    for index, message in enumerate(messages):
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, dict) and part.get(BREAKPOINT) is not None:
-                path = f"messages.{index}.content.{place}.{BREAKPOINT}"
-                ttl = _ttl(part.pop(BREAKPOINT), path)
-                found.append((Spot(message=index, part=place), path, ttl))
-        if message.get(BREAKPOINT) is not None:
-            path = f"messages.{index}.{BREAKPOINT}"
-            found.append((Spot(message=index), path, _ttl(message.pop(BREAKPOINT), path)))
-    return found
+            if isinstance(part, dict):
+                take(part, Spot(message=index, part=place), f"messages.{index}.content.{place}")
+        take(message, Spot(message=index), f"messages.{index}")
+    return found, sorted(foreign)
 
 
 def _ttl(mark: object, path: str) -> str | float | None:

@@ -10,8 +10,8 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,8 @@ class Prefixes:
         }
         self._shown: dict[tuple[str, str], PrefixObject] = {}
         """Those of them that have been computed."""
+        self._coming: Counter[tuple[str, str]] = Counter()
+        """Those that are being computed."""
 
     def put(
         self, tenant: str, fields: PrewarmRequest, shown: PrefixObject
@@ -128,16 +130,28 @@ class Prefixes:
             if owner == tenant:
                 self.remove(owner, name)
 
-    def check_room(self, tenant: str, name: str) -> None:
-        """Raises ApiError: 400, the tenant has as many as it may."""
-        mine = sum(owner == tenant for owner, _ in self._known)
-        if (tenant, name) not in self._known and mine >= MOST_OF_A_TENANT:
+    @contextmanager
+    def room(self, tenant: str, name: str) -> Iterator[None]:
+        """Room for the tenant's one of that name, while it is computed.
+
+        Raises:
+            ApiError: 400, the tenant has as many as it may.
+        """
+        key = tenant, name
+        mine = {each for each in (*self._known, *self._coming) if each[0] == tenant}
+        if key not in mine and len(mine) >= MOST_OF_A_TENANT:
             raise ApiError(
                 status=400,
                 message=f"A tenant may have {MOST_OF_A_TENANT} named prefixes: let go of one with "
                 "DELETE /v1/cache/prefixes/NAME.",
                 code="too_many_prefixes",
             )
+        self._coming[key] += 1
+        try:
+            yield
+        finally:
+            self._coming[key] -= 1
+            self._coming = +self._coming
 
 
 def read_prefixes(path: Path, tenants: Registry) -> dict[str, FilePrefix]:
@@ -292,10 +306,10 @@ async def _warm(
     service: Service = request.app.state.service
     prefixes: Prefixes = request.app.state.prefixes
     visit: Visit = request.state.visit
-    prefixes.check_room(visit.tenant.name, name)
-    work = _computed(service, visit, name, fields, request.headers, ignored)
-    shown, headers = await until_gone(request.receive, work)
-    before = prefixes.put(visit.tenant.name, fields, shown)
+    with prefixes.room(visit.tenant.name, name):
+        work = _computed(service, visit, name, fields, request.headers, ignored)
+        shown, headers = await until_gone(request.receive, work)
+        before = prefixes.put(visit.tenant.name, fields, shown)
     if before is not None and _session(name, before) != _session(name, fields):
         await _let_go(service, visit.tenant.name, name, before)
     return Response(msgspec.json.encode(shown), headers=headers, media_type="application/json")

@@ -58,7 +58,7 @@ class Beginning(msgspec.Struct, kw_only=True):
             raise invalid("messages", "Send messages, tools or both: what chats begin with")
         if chat.messages:
             check_messages(chat.messages)
-        taken_out(chat)
+        taken_out(chat.messages, chat.tools)
         return chat
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from radixserve.server.conversation import check_messages
 from radixserve.server.fields import canonical_header, ignored_header
+from radixserve.server.keeping import taken_out
 from radixserve.server.limits import read_json
 from radixserve.server.parameters import check_model
 from radixserve.server.prompts import packed
@@ -70,6 +71,7 @@ async def tokenize(request: Request) -> Response:
         check_messages(fields.messages)
     if fields.tools is not None:
         check_tools(fields.tools)
+    taken_out(fields.messages or (), fields.tools)  # as a chat has them
     owner = Owner(request.state.visit.tenant.name, b"", leaves=False)
     found, canonical = await service.text_work(partial(_tokenize, service, fields, owner))
     unknown = [name for name in raws if name not in TokenizeRequest.__struct_fields__]

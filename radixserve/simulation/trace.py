@@ -107,7 +107,9 @@ def read(
             if raw.strip():
                 _take(trace, raw, number, block_size)
     except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror or error}.") from error
+        if not trace.calls:
+            raise TraceError(f"{path} cannot be read: {error.strerror or error}.") from error
+        trace.leave_out(number + 1, f"cannot be read from here on: {error.strerror or error}")
     except (EOFError, zlib.error) as error:
         trace.leave_out(number + 1, f"the compressed data ends or breaks here: {error}")
     if not trace.calls:

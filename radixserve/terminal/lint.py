@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError, ModelError
+from radixserve.terminal.sizes import finite
 
 if TYPE_CHECKING:
     from radixserve.explain.divergence import Divergence
@@ -50,12 +51,17 @@ def lint(
         int, typer.Option(min=1, help="Tokens of a page of the cache.")
     ] = EngineConfig().page_size,
     prefill_rate: Annotated[
-        float, typer.Option(min=1, help="Tokens of a prompt that are computed a second.")
+        float,
+        typer.Option(callback=finite, min=1, help="Tokens of a prompt that are computed a second."),
     ] = PREFILL_RATE,
     fail_under: Annotated[
         float | None,
         typer.Option(
-            min=0, max=100, metavar="PERCENT", help="Exit with 1 where less than this is shared."
+            callback=finite,
+            min=0,
+            max=100,
+            metavar="PERCENT",
+            help="Exit with 1 where less than this is shared.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,

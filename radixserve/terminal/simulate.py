@@ -15,6 +15,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from radixserve.errors import ConfigError
+from radixserve.terminal.sizes import finite
 
 if TYPE_CHECKING:
     from radixserve.simulation.trace import Trace
@@ -45,7 +46,11 @@ def simulate(
     ] = None,
     grace: Annotated[
         float,
-        typer.Option(min=0, help="Seconds for which nothing goes for a newcomer: one more policy."),
+        typer.Option(
+            callback=finite,
+            min=0,
+            help="Seconds for which nothing goes for a newcomer: one more policy.",
+        ),
     ] = 0.0,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves as PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The curves as JSON.")] = False,

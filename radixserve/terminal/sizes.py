@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+
+import typer
 
 from radixserve.errors import ConfigError
 
@@ -49,6 +52,17 @@ def quantity(text: str, *, name: str) -> int:
         raise ConfigError(f"{name} {text!r} is no number: write 8.03B, 135M or all its digits.")
     number, unit = found.groups()
     return _within(name, text, float(number) * 1000 ** " kmbt".index(unit.lower() or " "))
+
+
+def finite(number: float | None) -> float | None:
+    """An option as it is, if it is a number: bounds let nan pass.
+
+    Raises:
+        typer.BadParameter: it is nan or inf.
+    """
+    if number is not None and not math.isfinite(number):
+        raise typer.BadParameter(f"{number} is no number.")
+    return number
 
 
 def both(size: float) -> str:

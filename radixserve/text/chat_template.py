@@ -164,6 +164,9 @@ class ChatTemplate:
         prepared = {key: value for key, value in message.items() if value is not None}
         prepared["content"] = self._content(f"{path}.content", prepared.get("content", ""))
         if calls := prepared.pop("tool_calls", None):
+            if not isinstance(calls, list):
+                place = f"{path}.tool_calls"
+                raise InvalidRequestError(f"{place} must be a list.", param=place)
             prepared["tool_calls"] = [
                 self._with_arguments(f"{path}.tool_calls.{position}", call)
                 for position, call in enumerate(calls)

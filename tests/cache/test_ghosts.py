@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from radixserve.cache.ghosts import FEWEST, Eviction
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.tokens import pack
@@ -24,6 +26,22 @@ def test_the_first_block_that_is_missing_is_known():
     assert cache.missed(prompt, 28, "") == Eviction(2.5, False)
     assert cache.missed(prompt, 24, "") is None
     assert cache.missed(prompt, 28, "another") is None
+
+
+@pytest.mark.parametrize(
+    ("served", "asked"),
+    [(18, 18), (19, 18), (18, 30), (20, 18)],
+    ids=["the same", "without its answer", "gone on with", "without the end of its block"],
+)
+def test_a_part_of_a_block_is_known_too(served: int, asked: int):
+    cache = PrefixCache(101, PAGE)
+    serve(cache, range(served))
+    assert cache.evict(1) == 1
+    lease = cache.acquire(pack(range(asked)), b"")
+    assert lease.reused == 16
+    assert lease.missed == Eviction(0.0, False)
+    lease.release()
+    assert cache.missed(pack([*range(16), *range(90, 99)]), 16, "") is None
 
 
 def test_what_was_cut_off_further_up_later_is_what_is_missing_now():

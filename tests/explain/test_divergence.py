@@ -9,6 +9,7 @@ import pytest
 
 from radixserve.common import common_length
 from radixserve.explain.divergence import Seam, diverge, pointer, snippet
+from tests.explain.bodies import turn
 
 Message = dict[str, Any]
 HANG = 20.0
@@ -35,10 +36,6 @@ def body(
 ) -> dict[str, Any]:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     return {"messages": messages, **copy.deepcopy(fields)}
-
-
-def turn(*messages: tuple[str, str]) -> dict[str, Any]:
-    return {"messages": [{"role": role, "content": content} for role, content in messages]}
 
 
 def rendered(body: dict[str, Any], *, tools_last: bool = False) -> str:
@@ -72,7 +69,28 @@ def rendered(body: dict[str, Any], *, tools_last: bool = False) -> str:
         ("whitespace", "Be brief.\n\nBe kind.", "Be brief.\nBe kind. "),
         ("key_order", 'State: {"a": 1, "b": [2]} ok', 'State: {"b": [2], "a": 1} ok'),
         ("key_order", '{"x": {"a": 1, "b": 2}, "y": 0}', '{"x": {"b": 2, "a": 1}, "y": 0}'),
+        ("key_order", '{"a": 1, "b": 2}', '{"b": 2.0, "a": 1}'),
+        ("json_format", '{"a": "caf\u00e9"} is all', '{"a": "caf\\u00e9"} is more'),
+        ("json_format", '{"days": 3, "at": 1} is all', '{"days": 3.0, "at": 1} is more'),
+        ("text", 'Say {"a": 1, "b": 2}', 'Say {"a": true, "b": 2}'),
+        (
+            "unicode_form",
+            "The caf\u00e9 opens at nine, at 12:04.",
+            "The cafe\u0301 opens at nine, today.",
+        ),
+        ("unicode_form", "An o\ufb03ce of many rooms.", "An office of many rooms."),
+        ("unicode_form", "Say it to all.", "\ufeffSay it to all."),
+        ("unicode_form", "Say it to all.", "Say it to all\u200b."),
+        ("whitespace", "At 9:30\u202fPM", "At 9:30 PM"),
+        (
+            "whitespace",
+            "Be brief.\n\nBe kind to all, 9 of us.",
+            "Be brief.\nBe kind to all, 8 of us.",
+        ),
         ("text_inserted", "Be brief.", "Be brief. Be kind."),
+        ("text_inserted", "Be brief to all.", "Be very brief to all."),
+        ("text_removed", "Be very brief to all.", "Be brief to all."),
+        ("text", "[1] Otters sleep.\nWho?", "[2] Bread is brown.\nWho?"),
         ("text_removed", "Be brief. Be kind.", "Be brief."),
         ("unwrapped", "Use this: ...\n\nQuestion: who?", "who?"),
         ("reasoning_omitted", "<think>So it is.</think>\n\nYes.", "Yes."),
@@ -204,34 +222,37 @@ def test_ids_made_anew():
     assert diverge(called("call_a8Fk29xQz1"), called("call_a8Fk29xQz1")) is None
 
 
-def test_messages_that_came_went_or_changed_places():
-    first, second, third = ("user", "One"), ("assistant", "Two"), ("user", "Three")
-    for guess, earlier, later in (
-        ("message_inserted", (first, second), (("system", "Be kind"), first, second)),
-        ("message_removed", (first, second, third), (first, third)),
-        ("message_order", (first, second, third), (first, third, second)),
+def test_arguments_are_found_though_the_template_writes_them_in_its_own_way():
+    bodies, prompts = [], []
+    for arguments in (
+        '{"city":"Bern","days":3,"at":[1,2]}',
+        '{"city":"Bern","days":3.0,"at":[1,2]}',
     ):
-        found = diverge(turn(*earlier), turn(*later))
-        assert found is not None
-        assert found.guess == guess
-        assert found.pointer == f"/messages/{found.message}"
-        assert found.message == (0 if guess == "message_inserted" else 1)
-
-
-def test_another_role():
-    found = diverge(turn(("system", "Be kind")), turn(("user", "Be kind")))
+        call = {"id": "c", "function": {"name": "get_weather", "arguments": arguments}}
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        bodies.append({"messages": [message, {"role": "tool", "content": "Rain, until ten."}]})
+        prompts.append(f"[get_weather {json.dumps(json.loads(arguments))}]<|end|>Rain, until ten.")
+    found = diverge(*bodies, Seam.of(*prompts))
     assert found is not None
-    assert (found.guess, found.pointer, found.role) == ("role", "/messages/0/role", "user")
+    assert (found.guess, found.message) == ("json_format", 0)
+    assert found.pointer == "/messages/0/tool_calls/0/function/arguments"
 
 
-def test_reasoning_that_is_not_sent_back():
-    said = {"role": "assistant", "content": "Yes.", "reasoning_content": "So it is."}
-    found = diverge({"messages": [said]}, {"messages": [{**said, "reasoning_content": None}]})
+def test_entries_of_a_schema_in_another_order():
+    other = copy.deepcopy(TOOLS)
+    other[1]["function"]["parameters"]["required"].reverse()
+    found = diverge(body(tools=TOOLS), body(tools=other))
     assert found is not None
     assert (found.guess, found.pointer) == (
-        "reasoning_omitted",
-        "/messages/0/reasoning_content",
+        "list_order",
+        "/tools/1/function/parameters/required/0",
     )
+    rendered_now = Seam('"required": ["query", "limit"]', 14)
+    assert diverge(body(tools=TOOLS), body(tools=other), rendered_now) == found
+    other[1]["function"]["parameters"]["required"] = ["limit", "where"]
+    found = diverge(body(tools=TOOLS), body(tools=other))
+    assert found is not None
+    assert found.guess == "text"
 
 
 @pytest.mark.parametrize(

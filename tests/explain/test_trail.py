@@ -65,6 +65,8 @@ def test_the_last_ones_are_at_hand_behind_the_nearest():
     found = trail.nearest("", b"", pack([1, 2, 3]))
     assert [each.record.id for each in found] == ["2", "7", "6", "5", "4"]
     assert [each.common for each in found] == [2, 1, 1, 1, 1]
+    found = trail.nearest("", b"", pack([9]))
+    assert [(each.record.id, each.common) for each in found] == [(id, 0) for id in "7654"]
     trail.wipe("reset", 1.0)
     assert trail.nearest("", b"", pack([1, 2, 3])) == []
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from radixserve.lint.analysis import Analysis
+from radixserve.lint.logs import Faults, read
 from radixserve.lint.tokens import Exact
 from radixserve.text.tokenizer import Tokenizer
-from tests.lint.logs import RULES, chat, linted
+from tests.lint.logs import RULES, chat, linted, write
 from tests.text.tiny import HERMES, tiny_tokenizer_dir
 
 
@@ -77,6 +80,39 @@ def test_a_models_own_template_and_tokenizer_say_what_is_shared(tmp_path: Path, 
     assert report.counted == "those of tiny"
     # Merges of the tokenizer make fewer tokens than characters.
     assert 20 < report.shared.tokens <= len("<system>Be kind.<user>Wh")
+
+
+def test_settings_of_the_template_are_heeded_and_marks_are_not_rendered(
+    tmp_path: Path, exact: Exact
+):
+    tool = {"type": "function", "function": {"name": "f", "description": RULES}}
+    mark = {"cache_control": {"type": "ephemeral"}}
+    body = {"messages": [{"role": "user", "content": RULES}], "tools": [tool]}
+    marked = {"messages": [{**body["messages"][0], **mark}], "tools": [{**tool, **mark}]}
+    report = linted(tmp_path, [body, marked], tokens=exact)
+    assert report.shared.tokens == report.tokens / 2 - 1
+    directory = tiny_tokenizer_dir(tmp_path / "styled", chat_template="{{ style }}" + HERMES)
+    styled = Exact(Tokenizer.load(directory), "styled")
+    bodies = [{**body, "chat_template_kwargs": {"style": style}} for style in ("curt", "wordy")]
+    assert linted(tmp_path, bodies, tokens=styled).shared.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": 5}]},
+            r"messages\.0\.tool_calls must be a list",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "system": [5]}, "Expected `object`"),
+    ],
+)
+def test_what_a_server_would_refuse_is_left_out(
+    tmp_path: Path, exact: Exact, body: dict[str, Any], why: str
+):
+    [request] = read(write(tmp_path / "log.jsonl", [body]), Faults())
+    with pytest.raises(ValueError, match=why):
+        Analysis(exact, 16).add(request)
 
 
 def test_ids_that_the_template_leaves_out_cost_nothing(tmp_path: Path, exact: Exact):

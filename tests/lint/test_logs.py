@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,24 @@ def test_a_file_with_nothing_in_it_is_named(tmp_path: Path, content: bytes):
     file.write_bytes(content)
     found, faults = requests(file)
     assert (found, faults.told) == ([], [f"{file}: is empty"])
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (json.dumps(BODY).encode("utf-16"), "UTF-16"),
+        (bytes.fromhex("28b52ffd2400"), "zstd"),
+        (lzma.compress(b"{}"), "xz"),
+        (bz2.compress(b"{}"), "bzip2"),
+        (b"PK\x03\x04 and more", "zip"),
+    ],
+)
+def test_a_file_that_has_no_lines_is_called_what_it_is(tmp_path: Path, content: bytes, why: str):
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(content)
+    found, faults = requests(file)
+    assert (found, faults.count) == ([], 1)
+    assert why in faults.told[0]
 
 
 def test_one_of_a_list_is_named_by_its_index(tmp_path: Path):

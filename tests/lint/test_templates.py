@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import pytest
 
-from radixserve.lint.chat_template import is_chat_template, lint_chat_template
+from radixserve.errors import InvalidRequestError
+from radixserve.lint.chat_template import is_chat_template, lint_chat_template, prompts_of
 from radixserve.lint.prompt_template import lint_prompt_template
 from radixserve.lint.report import TemplateReport
 from radixserve.text.chat_template import ChatTemplate
@@ -22,13 +25,15 @@ THINKING = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """Keeps reasoning since the user's last message, as several families do."""
+HANG = 60.0
+"""Seconds that nothing here takes unless it is not linear."""
 RULES = (
     "Be kind and brief to whoever asks, whatever it may be that they want to know of you.\n" * 10
 )
 
 
 def of_chat(source: str) -> TemplateReport:
-    return lint_chat_template("t", source, ChatTemplate(source, {}).render, len)
+    return lint_chat_template("t", source, prompts_of(ChatTemplate(source, {}).render), len)
 
 
 def of_prompt(source: str) -> TemplateReport:
@@ -140,6 +145,102 @@ def test_the_question_goes_behind_the_documents_and_loops_stay_whole():
     assert report.suggestion.index("{% endfor %}") < report.suggestion.index("Question:")
     again = of_prompt(report.suggestion)
     assert (again.moved, again.share) == ([], 1.0)
+
+
+SENTENCE = "You are kind and brief to whoever asks, whatever it may be that they want to know"
+
+
+@pytest.mark.parametrize(
+    ("source", "share", "values"),
+    [
+        (f"{{{{ now }}}} {SENTENCE}.", 0.0, []),
+        (f"It is {{{{ now }}}}, and {SENTENCE}.", 0.0, []),
+        (f"{SENTENCE}, at {{{{ now }}}}, and {SENTENCE}.", 0.5, []),
+        ("{{ now }} Be kind.", 0.0, []),
+        (f"{{{{ now }}}} {SENTENCE}: {{{{ documents }}}}", 0.0, ["documents"]),
+        ("{{ now }}{{ documents }}", 0.0, ["documents"]),
+        ("{% for doc in documents %}{{ now }} {{ doc }}{% endfor %}", 0.0, ["documents"]),
+        (f"{{% if tools %}}{{{{ now }}}}{{% endif %}} {SENTENCE}.", 0.0, []),
+        (f"{{% set at = now %}}{{{{ at }}}} {SENTENCE}.", 0.0, []),
+        (f"{{% set at %}}It is {{{{ now }}}}{{% endset %}}{{{{ at }}}} {SENTENCE}.", 0.0, []),
+        (f"{{% macro at() %}}{{{{ now }}}}{{% endmacro %}}{{{{ at() }}}} {SENTENCE}.", 0.0, []),
+        (f"{{% set n = namespace(x=1) %}}{{% set n.x = now %}}{{{{ n.x }}}} {SENTENCE}.", 0.0, []),
+        (f"{{% with at = now %}}{{{{ at }}}} {SENTENCE}.{{% endwith %}}", 0.0, []),
+        (f"{{{{ [1, 2] | random }}}} {SENTENCE}.", 0.0, []),
+    ],
+)
+def test_what_varies_within_a_sentence_counts_in_front_of_the_rest(
+    source: str, share: float, values: list[str]
+):
+    report = of_prompt(source)
+    [moved] = report.moved
+    assert (moved.changes, moved.values) == ("request", values)
+    assert report.share == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{SENTENCE}. {{{{ now }}}}",
+        f"{SENTENCE}, and it is {{{{ now }}}}.",
+        f'{{% set name = "Anna" %}}Dear {{{{ name }}}}, {SENTENCE}. {{{{ question }}}}',
+        f"{{% for n in range(3) %}}{{{{ n }}}}. {SENTENCE}.{{% endfor %}}",
+        f"{SENTENCE}:{{% for doc in documents %}}{{{{ doc }}}}, {SENTENCE}.{{% endfor %}}",
+        "{{ question }}",
+        "{{ question }}.\n",
+        "Question: {{ question }}\nAnswer:",
+        SENTENCE,
+    ],
+)
+def test_what_varies_behind_the_rest_of_its_sentence_stands_well(source: str):
+    report = of_prompt(source)
+    assert (report.moved, report.suggestion, report.share) == ([], None, 1.0)
+
+
+def test_a_value_in_front_of_a_sentence_is_put_behind_it():
+    report = of_prompt(f"{{{{ now }}}}: {SENTENCE}. {{{{ question }}}}")
+    assert report.suggestion == f"{SENTENCE}. {{{{ now }}}}\n{{{{ question }}}}\n"
+    again = of_prompt(report.suggestion)
+    assert (again.moved, again.share) == ([], 1.0)
+    assert of_prompt(f"It is {{{{ now }}}}, and {SENTENCE}.").suggestion is None
+
+
+def test_what_defines_names_stays_in_front_of_their_use():
+    report = of_prompt(f"{{% set at = now %}}\nIt is {{{{ at }}}}.\n{RULES}")
+    assert report.suggestion is not None
+    assert report.suggestion.startswith("{% set at = now %}")
+    assert report.suggestion.rstrip().endswith("It is {{ at }}.")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ x }}a" * 20_000,
+        "{{ now }}\n{{ doc }}\n" * 5_000,
+        "".join(f"{{{{ now }}}}\n{{{{ doc_{n} }}}}\n" for n in range(5_000)),
+        "{% set n = namespace() %}" + "".join(f"{{% set n.x = a{n} %}}" for n in range(5_000)),
+        "{{ 9 ** (9 ** 9) }} {{ 'x' * 10 ** 11 }} {{ 'x' | center(10 ** 11) }}",
+    ],
+    ids=["one line", "many lines", "many names", "a name that grows", "constants"],
+)
+def test_hostile_templates_cost_what_their_size_costs(source: str):
+    began = perf_counter()
+    report = of_prompt(source)
+    assert perf_counter() - began < HANG
+    assert all(len(moved.names) + len(moved.values) < 50 for moved in report.moved)
+
+
+def test_whether_it_is_a_chats_is_told_at_once():
+    began = perf_counter()
+    assert not is_chat_template("{{" * 2**20)
+    assert not is_chat_template("{{ }} messages " * 2**18)
+    assert perf_counter() - began < HANG
+
+
+def test_a_template_that_takes_no_conversation_is_not_well():
+    source = "{{ raise_exception('Never.') }}{{ messages }}"
+    with pytest.raises(InvalidRequestError, match=r"Never\."):
+        of_chat(source)
 
 
 def test_a_mark_for_the_answer_stays_behind_the_question():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from radixserve.server.app import create_app
 from tests.server.asking import CHAT
+from tests.server.conversing import saying, turn, user
 from tests.server.explaining import QUESTION, SYSTEM, chat, explained, run, talk
 from tests.server.fake import FakeFrontend
 from tests.server.stack import Stack, cached
@@ -59,6 +63,34 @@ def test_a_clock_that_comes_before_all_else_is_no_other_prompt(tmp_path: Path):
     run(tmp_path, scenario)
 
 
+def test_who_asks_in_the_first_line_is_no_other_prompt(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        await chat(server, talk(f"Anna. {SYSTEM}"))
+        told = await explained(server, await chat(server, talk(f"Karl. {SYSTEM}", "Why?")))
+        assert told["reason"] == "diverged"
+        place = told["diverged"]
+        assert (place["guess"], place["pointer"], place["character"]) == (
+            "text",
+            "/messages/0/content",
+            0,
+        )
+
+    run(tmp_path, scenario)
+
+
+def test_a_text_that_parts_at_its_first_token_is_no_other_prompt(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        await server.ask(prompt=f"Anna. {SYSTEM}", max_tokens=1)
+        told = await explained(server, await server.ask(prompt=f"Karl. {SYSTEM}", max_tokens=1))
+        assert (told["reason"], told["common_tokens"]) == ("diverged", 0)
+        assert told["diverged"]["pointer"] == "/prompt"
+        other = await server.ask(prompt="Sing a song of sixpence, and no more.", max_tokens=1)
+        told = await explained(server, other)
+        assert (told["reason"], told["compared_with"]) == ("cold", None)
+
+    run(tmp_path, scenario)
+
+
 def test_few_tokens_in_common_are_told_by_the_request_that_left_them(tmp_path: Path):
     question = "The tide is out. What lives in the pools that it leaves between the rocks?"
 
@@ -92,15 +124,15 @@ def test_a_conversation_that_goes_on_has_missed_nothing(tmp_path: Path):
     async def scenario(server: Stack) -> None:
         turns = [QUESTION]
         before = 0
-        for turn in range(4):
+        for number in range(4):
             response = await server.ask(CHAT, messages=talk("Hi.", *turns), max_tokens=1)
             told = await explained(server, response)
-            if turn:
+            if number:
                 assert told["reason"] is None
                 assert {part["reason"] for part in told["parts"]} == {"extended"}
             assert cached(response) >= before
             before = told["prompt_tokens"]
-            turns += [response.json()["choices"][0]["message"]["content"], f"And {turn}?"]
+            turns += [response.json()["choices"][0]["message"]["content"], f"And {number}?"]
 
     run(tmp_path, scenario)
 
@@ -198,3 +230,34 @@ def test_ids_that_come_back_as_they_were_cost_nothing():
         place = told[2]["diverged"]
         assert (place["guess"], place["message"]) == ("random_id", 2)
         assert place["pointer"] == "/messages/2/tool_calls/0/id"
+
+
+LONG = "The tide is out, hello, the tide is in."
+
+
+@pytest.mark.parametrize(
+    ("change", "guess", "pointer"),
+    [
+        (lambda text: text.replace("out", "low"), "text", "/messages/1/content"),
+        (lambda text: f"{text} And more.", "text_inserted", "/messages/1/content"),
+        (lambda text: f" {text}", "whitespace", "/messages/1/content"),
+        (lambda _: None, "message_removed", "/messages/1"),
+    ],
+    ids=["changed", "gone on with", "with a space", "left out"],
+)
+def test_an_answer_that_comes_back_as_another_one_is_named(
+    tmp_path: Path, change: Callable[[str], str | None], guess: str, pointer: str
+):
+    async def scenario() -> None:
+        async with saying(tmp_path, [LONG, "Yes."]) as server:
+            messages = [user("What of the tide?")]
+            await turn(server, messages)
+            text = change(messages.pop()["content"])
+            if text is not None:
+                messages.append({"role": "assistant", "content": text})
+            messages.append(user("And then?"))
+            told = await explained(server, await server.ask(CHAT, messages=messages))
+            place = told["diverged"]
+            assert (place["guess"], place["pointer"], place["message"]) == (guess, pointer, 1)
+
+    asyncio.run(scenario())

@@ -12,10 +12,13 @@ from starlette.testclient import TestClient
 
 from radixserve.cache.terms import Keeping, Mark
 from radixserve.server.keeping import HEADER, LONGEST_SESSION, read_marks, seconds_of
+from radixserve.server.service import Settings
 from radixserve.server.wire import ChatRequest, PromptCacheOptions
 from radixserve.text.marked import Spot
+from radixserve.text.tokenizer import Tokenizer
 from tests.server.asking import BREAK, CHAT, chat, part, refused, user
 from tests.server.stack import Stack, stack, usage
+from tests.text.tiny import HERMES
 
 
 def read(messages: list[dict[str, Any]], headers: Any = None, **fields: Any):
@@ -79,6 +82,51 @@ def test_marks_are_taken_out_of_what_is_rendered():
     marked = read(messages)
     assert marked.spots == [(Spot(message=0, part=0), 1800), (Spot(message=1), 1800)]
     assert messages == [user(part("a"), part("b")), {"role": "user", "content": "c"}]
+
+
+def test_marks_of_another_api_have_no_effect_and_are_listed():
+    foreign = {"cache_control": {"type": "ephemeral"}}
+    messages = [user(part("One", **foreign), part("Two")), {**user(part("Three")), **foreign}]
+    tool = {"type": "function", "function": {"name": "f"}}
+    tools = [tool, {**tool, **foreign}]
+    marked = read(messages, tools=tools)
+    assert marked.spots == []
+    assert marked.ignored == [
+        "messages.cache_control",
+        "messages.content.cache_control",
+        "tools.cache_control",
+    ]
+    assert (messages, tools) == ([user(part("One"), part("Two")), user(part("Three"))], [tool] * 2)
+
+
+@pytest.mark.parametrize("place", ["tools", "messages", "content"])
+def test_a_mark_that_is_null_is_none(place: str):
+    none = {"prompt_cache_breakpoint": None, "cache_control": None}
+    messages = [{**user(part("One", **none)), **none}]
+    marked = read(messages, tools=[{"type": "function", "function": {"name": "f"}, **none}])
+    assert (marked.spots, marked.ignored) == ([], [])
+
+
+@pytest.mark.parametrize("mark", [BREAK, {"cache_control": {"type": "ephemeral"}}])
+def test_no_mark_stands_in_a_prompt(tmp_path, mark: dict[str, Any]):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    plain = {"messages": [user(part("Hi"))], "tools": [tool]}
+    marked = {"messages": [user(part("Hi", **mark))], "tools": [{**tool, **mark}]}
+
+    async def scenario() -> None:
+        async with stack(tmp_path, server=Settings(tool_call_parser="none")) as server:
+            file = tmp_path / "template.jinja"
+            file.write_text(HERMES, encoding="utf-8")
+            server.engine.tokenizer = Tokenizer.load(tmp_path, chat_template=file)
+            prompts = []
+            for body in (plain, marked):
+                told = await server.ask(CHAT, **body, max_tokens=1, return_token_ids=True)
+                counted = await server.ask("/tokenize", **body)
+                prompts += [told.json()["prompt_token_ids"], counted.json()["tokens"]]
+            assert prompts == prompts[:1] * 4
+            await server.settle()
+
+    asyncio.run(scenario())
 
 
 def test_a_mark_has_its_own_time_or_that_of_the_request():

@@ -121,6 +121,23 @@ def test_a_tenant_has_a_bounded_number_of_them():
         assert client.put(f"{PATH}/p0", json={"messages": [SYSTEM]}).status_code == 200
 
 
+def test_those_that_are_still_being_computed_count_too(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path) as server:
+
+            async def put(number: int) -> int:
+                body = {"messages": [SYSTEM]}
+                return (await server.client.put(f"{PATH}/p{number}", json=body)).status_code
+
+            more = 5
+            found = await asyncio.gather(*map(put, range(MOST_OF_A_TENANT + more)))
+            assert (found.count(200), found.count(400)) == (MOST_OF_A_TENANT, more)
+            assert len((await server.client.get(PATH)).json()["data"]) == MOST_OF_A_TENANT
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("name", "body", "param"),
     [

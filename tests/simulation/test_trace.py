@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,25 @@ def test_a_compressed_trace_counts_up_to_where_it_breaks_off(tmp_path: Path):
     file.write_bytes(whole[:12])
     with pytest.raises(TraceError, match="is no trace: line 1: the compressed data"):
         read(file)
+
+
+def test_what_stands_behind_compressed_data_is_left_out(tmp_path: Path):
+    found = read(written(tmp_path, gzip.compress(f"{line()}\n".encode()) + b"and more"))
+    assert (len(found.calls), found.skipped) == (1, 1)
+    assert found.fault.startswith("line 2: the compressed data ends or breaks here")
+
+
+def test_a_file_that_cannot_be_read_to_its_end_counts_up_to_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def failing(*_: object) -> Iterator[tuple[int, bytes]]:
+        yield 1, line().encode()
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("radixserve.simulation.trace.lines", failing)
+    found = read(tmp_path / "trace.jsonl")
+    assert (len(found.calls), found.skipped) == (1, 1)
+    assert found.fault == "line 2: cannot be read from here on: Input/output error"
 
 
 def test_a_mark_of_the_encoding_is_no_part_of_the_first_line(tmp_path: Path):

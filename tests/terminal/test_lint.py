@@ -90,6 +90,9 @@ def test_where_nothing_can_be_read_that_is_bad_usage(tmp_path: Path):
         ["--page-size", "0"],
         ["--prefill-rate", "0"],
         ["--fail-under", "101"],
+        ["--fail-under", "nan"],
+        ["--prefill-rate", "nan"],
+        ["--prefill-rate", "inf"],
         ["--model", "/no/such/model"],
         ["--colour"],
     ],
@@ -146,3 +149,37 @@ def test_a_broken_template_is_named_and_the_log_is_still_read(
     assert result.exit_code == 3
     assert json.loads(result.stdout)["logs"]["requests"] == 10
     assert str(broken) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "long"),
+        ("{{ 9 ** (9 ** 9) }}", "long"),
+        ("{{ 'x' * 10 ** 11 }}", "MemoryError"),
+        ("{% set n = namespace(x='x') %}"
+         "{% for a in range(99) %}{% set n.x = n.x * 2 %}{% endfor %}", "MemoryError"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ raise_exception('Not so.') }}", "Not so."),
+        ("{{ nothing.at.all }}", "undefined"),
+    ],
+)  # fmt: skip
+def test_a_chat_template_that_does_not_end_well_is_named_and_the_log_is_still_read(
+    log: Path, tmp_path: Path, body: str, why: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("radixserve.lint.check.SECONDS", 2.0)
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}" + body)
+    result = run(template, log, "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["logs"]["requests"] == 10
+    assert json.loads(result.stdout)["templates"] == []
+    assert str(template) in result.stderr
+    assert why in result.stderr
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
+def test_a_device_has_no_end(device: str):
+    result = run(device)
+    assert result.exit_code == 2
+    assert "is a device" in result.stderr

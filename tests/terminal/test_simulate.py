@@ -91,3 +91,8 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(
     result = run(tmp_path / "no trace", "--plot", tmp_path / picture)
     assert isinstance(result.exception, ConfigError)
     assert "cannot be written" in str(result.exception)
+
+
+@pytest.mark.parametrize("grace", ["nan", "inf", "-1"])
+def test_a_time_that_is_none_is_bad_usage(trace: Path, grace: str):
+    assert run(trace, "--grace", grace).exit_code == 2

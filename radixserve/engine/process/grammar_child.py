@@ -6,9 +6,7 @@ the process, costs nothing but its fork.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -16,6 +14,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import tokenizers
 
+from radixserve.bounded import bounded
 from radixserve.text.grammar import GrammarCompiler, GrammarError, TokenTable
 
 SECONDS = 1.2
@@ -66,40 +65,15 @@ def _compiler(told: Tokens) -> GrammarCompiler:
 
 
 def _tried(compiler: GrammarCompiler, trial: Trial) -> str:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            _bound()
-            os.write(writing, _verdict(compiler, trial).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        verdict = pipe.read()
-    os.waitpid(child, 0)
-    return verdict[1:].decode() if verdict else TOO_MUCH
+    verdict = bounded(lambda: _verdict(compiler, trial), seconds=SECONDS, memory=MEMORY)
+    return TOO_MUCH if verdict is None else verdict.decode()
 
 
-def _verdict(compiler: GrammarCompiler, trial: Trial) -> str:
-    """With one more character in front, so that it is never nothing."""
+def _verdict(compiler: GrammarCompiler, trial: Trial) -> bytes:
     try:
         compiler.compile(trial.kind, trial.text, trial.frame)
     except GrammarError as error:
-        return f"-{error}"
+        return str(error).encode()
     except MemoryError:
-        return f"-{TOO_MUCH}"
-    return "+"
-
-
-def _bound() -> None:
-    """From now on this process ends when it has taken too much."""
-    # Without a handler, so that it ends in the middle of whatever library it is in.
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):  # where there is no /proc, time alone is bounded
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            size = int(statm.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+        return TOO_MUCH.encode()
+    return b""

@@ -103,7 +103,7 @@ def _counted(service: Service, wanted: Asked, owner: Owner) -> tuple[int, list[s
     fields = wanted.chat
     with own_names():
         check_messages(fields.messages)
-        taken_out(fields)
+        taken_out(fields.messages, fields.tools)
         reading = service.dialect.reading(fields)
         template_kwargs, ignored = service.dialect.template_kwargs(fields)
         shown = rendered(service, fields, reading, template_kwargs, owner)

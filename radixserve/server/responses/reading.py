@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -126,14 +127,16 @@ async def _prepared(
 ) -> Conversation:
     """The conversation, without its oldest turns if that is wanted and it is too long."""
     chat = text.asked.chat
+    if fields.truncation != "auto":
+        return await prepared(service, chat, headers, id, tenant)
+    # Whoever reads them takes marks out.
+    sent, tools = deepcopy((chat.messages, chat.tools))
     try:
         return await prepared(service, chat, headers, id, tenant)
     except ContextLengthError as error:
-        if fields.truncation != "auto":
-            raise
         paths = dict(text.paths)
-        for gone, messages in shorter(chat.messages, error):
-            chat.messages = messages
+        for gone, messages in shorter(sent, error):
+            chat.messages, chat.tools = deepcopy((messages, tools))
             text.paths.clear()
             text.paths.update(moved(paths, gone))
             try:

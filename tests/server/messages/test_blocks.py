@@ -11,7 +11,6 @@ from radixserve.server.errors import ApiError
 from radixserve.server.keeping import taken_out
 from radixserve.server.messages.blocks import Chat
 from radixserve.server.messages.wire import InputMessage
-from radixserve.server.wire import ChatRequest
 from radixserve.text.chat_template import ChatTemplate
 from tests.text.tiny import HERMES
 
@@ -135,7 +134,7 @@ def test_cache_control_is_no_part_of_the_prompt_wherever_it_stands():
         system="Be kind.",
     )
     assert marked.messages != bare.messages
-    taken_out(ChatRequest(messages=marked.messages))
+    taken_out(marked.messages, None)
     assert marked.messages == bare.messages
     assert not marked.ignored
 

@@ -72,6 +72,24 @@ def test_only_who_asks_for_it_is_cut_short(client: TestClient, frontend: FakeFro
     assert ask(client, turns(200), truncation="auto").status_code == 200
 
 
+def test_marks_stay_on_what_is_left(client: TestClient, frontend: FakeFrontend):
+    marked = {
+        "role": "user",
+        "content": [
+            {
+                "type": "input_text",
+                "text": "Hi",
+                "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"},
+            }
+        ],
+    }
+    options = {"prompt_cache_options": {"mode": "explicit"}}
+    assert ask(client, [*turns(30), marked], truncation="auto", **options).status_code == 200
+    keeping = frontend.requests[0].keeping
+    assert keeping is not None
+    assert [mark.seconds for mark in keeping.marks] == [12 * 3600]
+
+
 def test_errors_name_the_items_that_are_left():
     with TestClient(_app()) as client:
         last = [
