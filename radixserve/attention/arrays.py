@@ -94,6 +94,9 @@ def paged_batch(plan: StepPlan, page_size: int) -> PagedBatch:
         for row, first in zip(chunks, qo_indptr[plan.decoding : -1].tolist(), strict=True)
         if row.scores
     ]
+    sample_rows = (qo_indptr[1:] - 1)[samples]
+    if scoring:
+        sample_rows = np.concatenate([sample_rows, *scoring])
     append_pages = kv_indices[page_of_row + np.repeat(kv_indptr[:-1], counts)]
     return PagedBatch(
         page_size=page_size,
@@ -105,7 +108,7 @@ def paged_batch(plan: StepPlan, page_size: int) -> PagedBatch:
         positions=torch.from_numpy(positions),
         append_pages=torch.from_numpy(append_pages.astype(np.int64)),
         append_offsets=torch.from_numpy(positions - page_of_row * page_size),
-        sample_rows=torch.from_numpy(np.concatenate([(qo_indptr[1:] - 1)[samples], *scoring])),
+        sample_rows=torch.from_numpy(sample_rows),
         scored=sum(map(len, scoring)),
     )
 

@@ -21,6 +21,9 @@ newcomer costs A for F. If the cache keeps everything for the same time, as the 
 it sits on the curve (A, F); where this curve hangs below its upper hull, keeping some for as long
 as the right end of the hull's edge, and others not at all, hits more. That right end is the
 patience, if what is gained is worth it; else there is none, and the order is that of age.
+
+All of this is a tenant's own: what it owes are pages of its own, and its patience is learned from
+its own, so that nothing of what others ask for changes what of its pages goes first.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from radixserve.cache.clock import StepClock
     from radixserve.cache.lease import Lease
     from radixserve.cache.node import Node
+    from radixserve.cache.quota import Account
 
 FIRST = 15.0
 """Seconds of patience until something is known."""
@@ -149,25 +153,26 @@ class Admission:
         pages: of the pool.
     """
 
-    __slots__ = ("_clock", "reuse")
+    __slots__ = ("_clock", "_pages")
 
     def __init__(self, pages: int, clock: StepClock):
         self._clock = clock
-        self.reuse = Reuse(pages)
+        self._pages = pages
 
-    def old(self) -> int:
-        """What was last used in this step or before is not young. O(log ticks)."""
-        return self._clock.last_before(self.reuse.patience)
+    def old(self, account: Account) -> int:
+        """What ``account`` last used in this step or before is not young. O(log ticks)."""
+        return self._clock.last_before(self._reuse(account).patience)
 
-    def gone(self, last_use: int, pages: int) -> None:
-        """So many were evicted that were last used in this step. O(log ticks)."""
-        self.reuse.gone(self._clock.age(last_use), pages)
+    def gone(self, account: Account, last_use: int, pages: int) -> None:
+        """So many of ``account`` were evicted that were last used in this step. O(log ticks)."""
+        self._reuse(account).gone(self._clock.age(last_use), pages)
 
     def found(self, anchor: Node) -> None:
         """A match ends in ``anchor``, which nobody held: learn from its age, if it ends a branch.
         What many continue is used so often that it tells nothing of what goes and stays."""
         if anchor.pages and (anchor.children is None or len(anchor.children) == 1):
-            self.reuse.used(self._clock.age(anchor.last_use), len(anchor.pages))
+            age = self._clock.age(anchor.last_use)
+            self._reuse(anchor.account).used(age, len(anchor.pages))
 
     def pay(self, lease: Lease, leaf: Node | None) -> None:
         """``lease`` ends, which may owe pages: so many at its end become a newcomer, with what was
@@ -180,13 +185,18 @@ class Admission:
         carried = anchor.newcomer
         if carried:
             coldest = anchor.account.order.coldest()
-            if coldest is None or coldest <= self.old():
+            if coldest is None or coldest <= self.old(anchor.account):
                 carried = 0
         anchor.newcomer = min(len(anchor.pages), carried + pages)
         if leaf is not None and carried + pages:
             leaf.account.order.remove(leaf)
             leaf.newcomer = 1
             leaf.account.order.add(leaf)
+
+    def _reuse(self, account: Account) -> Reuse:
+        if account.reuse is None:
+            account.reuse = Reuse(self._pages)
+        return account.reuse
 
 
 def _bin(age: float) -> int:

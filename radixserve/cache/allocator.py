@@ -37,7 +37,7 @@ class Allocator:
         self.evicted = 0
         """Pages evicted so far."""
         self.owed = 0
-        """Those of them that were young when somebody needed them."""
+        """Those of them that were young when their own tenant needed them."""
         self.ghosts = Ghosts(pool.num_pages, self.clock)
 
     def begin_step(self) -> int:
@@ -119,7 +119,7 @@ class Allocator:
         pool, order, admission = self.pool, victim.order, self.admission
         if account is None:
             admission = None
-        old = pool.ended if admission is None else min(pool.ended, admission.old())
+        old = pool.ended if admission is None else min(pool.ended, admission.old(victim))
         victim.kept.total(self.accounts.time)  # what is over is counted as such before it goes
         freed = 0
         while freed < count and (leaf := order.pop(pool.ended, self.clock, old)) is not None:
@@ -133,8 +133,8 @@ class Allocator:
             pool.give_back(pages, unused=True)
             freed += len(pages)
             if admission is not None:
-                admission.gone(last_use, len(pages))
-                if young:
+                admission.gone(victim, last_use, len(pages))
+                if young and victim is account:
                     self.owed += len(pages)
         if freed:
             self.evicted += freed

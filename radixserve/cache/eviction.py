@@ -152,13 +152,13 @@ def _later(awaited: Node, leaf: Node, clock: StepClock) -> bool:
 
 
 def _place(leaf: Node) -> int:
-    """Age, then depth, then the serial number, which makes places unique.
+    """Age, then depth, then the last page, which makes places unique.
 
     One integer, since the order keeps it for every leaf: a tuple would take three times the memory.
     """
-    return (leaf.last_use << 96) - (leaf.end << 48) + leaf.serial
+    return (leaf.last_use << 64) - (leaf.end << 32) + leaf.pages[-1]
 
 
 def _kept_place(leaf: Node) -> int:
     """By when it is kept no longer, before all that ``_place`` goes by."""
-    return (leaf.kept << 144) + _place(leaf)
+    return (leaf.kept << 112) + _place(leaf)

@@ -257,7 +257,7 @@ class Lease:
         if at < len(self.public):
             stop = min(stop, len(self.public))
             end = stop // TOKEN_BYTES
-        if anchor.keys:
+        if anchor.children:
             child = anchor.child(self.tokens[at : at + tree.block])
             if child is not None:
                 self._adopt(child, at, stop)
@@ -265,7 +265,7 @@ class Lease:
         key = self.tokens[at:stop]
         first = self.published // cache.page_size
         pages = self.pages[first : end // cache.page_size]
-        kept = cache.drop_open_head(anchor, key) if anchor.keys else 0
+        kept = cache.drop_open_head(anchor, key) if anchor.children else 0
         if anchor.pins == 1 and anchor.children is None and anchor.parent and not anchor.kept:
             tree.grow(anchor, key, pages, now=cache.now)
         else:
@@ -314,7 +314,7 @@ class Lease:
         at = self.published * TOKEN_BYTES
         key = self.tokens[at : at + filled * TOKEN_BYTES]
         leaf, kept = None, self.open_kept
-        there = anchor.covering(key)
+        there = anchor.child(key)
         if there is None:
             kept = max(kept, cache.drop_open_head(anchor, key))
             there = leaf = cache.tree.add(anchor, key, private[:1], now=cache.now)

@@ -92,15 +92,12 @@ def _check_node(cache: PrefixCache, node: Node) -> None:
     tree = cache.tree
     size = tree.block
     _demand(node.attached, "a node in the tree says that it was cut off")
-    keys, children = node.keys or [], node.children or []
-    _demand(len(keys) == len(children), "a node's keys and children differ in number")
-    _demand((node.keys is None) == (node.children is None), "a node has keys or children only")
+    children = node.children or []
     _demand(
         node.children is None or bool(node.children) or tree.hanging(node) > 0,
         "an empty list of children is kept",
     )
-    for key, child in zip(keys, children, strict=True):
-        _demand(key is child.key, "a node's key list has lost touch with a child's key")
+    for child in children:
         _demand(child.parent is node, "a child names another parent")
         _demand(child.end == node.end + len(child.key) // TOKEN_BYTES, "a node miscounts its depth")
         blocks = -(-len(child.key) // size)
@@ -108,7 +105,7 @@ def _check_node(cache: PrefixCache, node: Node) -> None:
         if tree.is_open(child):
             _demand(child.children is None and blocks == 1, "an open leaf is not a leaf")
     _demand(0 <= node.newcomer <= len(node.pages), "a newcomer has more pages than its node")
-    for first, second in pairwise(keys):
+    for first, second in pairwise(child.key for child in children):
         _demand(first < second, "a node's children are out of order")
         _demand(first[:size] != second[:size], "two children begin with the same block")
     if isinstance(node, Root):

@@ -1,7 +1,7 @@
 """What the radix tree is made of.
 
-A node's ``key`` is a mutable buffer that also stands in its parent's sorted list of keys, so that
-growing or trimming a leaf never touches the parent.
+Children stand in the order of their keys, of which no two begin with the same block: growing or
+trimming a leaf never touches its parent.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from radixserve.tokens import TOKEN_BYTES
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from radixserve.cache.quota import Account
 
 Tokens = bytes | bytearray
+_KEY = attrgetter("key")
 
 
 class Node:
@@ -33,34 +35,29 @@ class Node:
         "hits",
         "kept",
         "key",
-        "keys",
         "last_use",
         "newcomer",
         "pages",
         "parent",
         "pins",
-        "serial",
     )
 
     def __init__(
         self,
-        key: bytearray,
+        key: Tokens,
         pages: array[int],
         parent: Node | None,
         account: Account,
         *,
         end: int,
-        serial: int,
     ):
         self.account = account
         """Whose pages these are."""
         self.key = key
+        """Bytes, which take less memory, until ``buffer`` is asked for."""
         self.pages = pages
         self.parent = parent
         self.end = end
-        self.serial = serial
-        self.keys: list[bytearray] | None = None
-        """The children's keys in byte order: the very objects that the children hold."""
         self.children: list[Node] | None = None
         self.pins = 0
         self.last_use = 0
@@ -77,25 +74,24 @@ class Node:
         """The depth of its beginning, in tokens. O(1)."""
         return self.end - len(self.key) // TOKEN_BYTES
 
-    def index(self, block: Tokens) -> int:
-        """Where among the children a key that begins with ``block`` stands. O(log children)."""
-        return bisect_left(self.keys, block) if self.keys else 0
+    def buffer(self) -> bytearray:
+        """The key, to be changed in place. O(1), and O(length of the key) the first time."""
+        if isinstance(self.key, bytes):
+            self.key = bytearray(self.key)
+        return self.key
 
-    def child(self, block: Tokens) -> Node | None:
-        """The child whose key begins with the whole ``block``. O(log children)."""
-        if not self.keys or self.children is None:
-            return None
-        at = bisect_left(self.keys, block)
-        if at < len(self.keys) and self.keys[at].startswith(block):
-            return self.children[at]
-        return None
+    def index(self, key: Tokens) -> int:
+        """Where among the children ``key`` stands, or one that begins with it. O(log children)."""
+        return bisect_left(self.children, key, key=_KEY) if self.children else 0
 
-    def covering(self, key: Tokens) -> Node | None:
+    def child(self, key: Tokens) -> Node | None:
         """The child whose key begins with ``key``, at most a block. O(log children)."""
-        place = self.index(key)
-        if self.keys is None or self.children is None or place == len(self.keys):
+        if not self.children:
             return None
-        return self.children[place] if self.keys[place].startswith(key) else None
+        place = bisect_left(self.children, key, key=_KEY)
+        if place == len(self.children) or not self.children[place].key.startswith(key):
+            return None
+        return self.children[place]
 
     def share_newcomer(self, upper: Node) -> None:
         """``upper`` is the part that a split took off: a newcomer's pages are at the end. O(1)."""
@@ -121,12 +117,11 @@ class Root(Node):
         namespace: bytes,
         account: Account,
         *,
-        serial: int,
         above: Node | None = None,
         prefix: bytes = b"",
     ):
         end = 0 if above is None else above.end
-        super().__init__(bytearray(), array("i"), None, account, end=end, serial=serial)
+        super().__init__(b"", array("i"), None, account, end=end)
         self.namespace = namespace
         self.above = above
         self.prefix = prefix
@@ -171,15 +166,14 @@ def nearest(node: Node, tokens: Tokens, at: int, stop: int) -> tuple[Node | None
     In a sorted list the longest common head is always with a neighbour of the place where the
     tokens themselves would stand. O(log children + block).
     """
-    if not node.keys or node.children is None or at >= stop:
+    if not node.children or at >= stop:
         return None, 0
-    place = bisect_left(node.keys, tokens[at:stop])
+    place = node.index(tokens[at:stop])
     best, length = None, 0
-    for index in (place - 1, place):
-        if 0 <= index < len(node.keys):
-            common = common_tokens(node.children[index], tokens, at, stop)
-            if common > length:
-                best, length = node.children[index], common
+    for child in node.children[max(0, place - 1) : place + 1]:
+        common = common_tokens(child, tokens, at, stop)
+        if common > length:
+            best, length = child, common
     return best, length
 
 

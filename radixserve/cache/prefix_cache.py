@@ -354,12 +354,12 @@ class PrefixCache:
     def drop_open_head(self, anchor: Node, key: Tokens) -> int:
         """Free the open leaf of ``anchor`` that ``key`` begins with: it has become useless. Returns
         how long it was to be kept, as what takes its place has to be."""
-        if anchor.keys is None or anchor.children is None:
-            return 0
         place = anchor.index(key) - 1
-        if place < 0 or not key.startswith(anchor.keys[place]):
+        if place < 0 or anchor.children is None:
             return 0
         leaf, kept = anchor.children[place], 0
+        if not key.startswith(leaf.key):
+            return 0
         if self.tree.is_open(leaf) and not leaf.pins:
             kept = leaf.kept if end_of(leaf.kept) > self.time else 0
             leaf.account.order.remove(leaf)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedKeyList
 
+from radixserve.cache.admission import Reuse
 from radixserve.cache.eviction import EvictionOrder
 from radixserve.cache.sessions import Sessions
 from radixserve.cache.terms import KeepCounts, KeptPages
@@ -92,6 +93,8 @@ class Account:
     kept: KeptPages = field(default_factory=KeptPages)
     sessions: Sessions | None = None
     """Its conversations, once it has named one."""
+    reuse: Reuse | None = None
+    """How soon its pages are used again, once something is known."""
 
 
 class Accounts:

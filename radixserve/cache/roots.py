@@ -37,7 +37,7 @@ class Roots:
         self.hung[root.namespace, root.prefix] = root
         self._below[above] = self._below.get(above, 0) + 1
         if above.children is None:
-            above.keys, above.children = [], []
+            above.children = []
 
     def forget(self, root: Root) -> None:
         """Nobody finds ``root`` any more. O(1)."""
@@ -58,5 +58,5 @@ class Roots:
             return None
         del self._below[above]
         if not above.children:
-            above.keys = above.children = None
+            above.children = None
         return above

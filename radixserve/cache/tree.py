@@ -6,7 +6,6 @@ An *open* leaf holds the computed part of one block: it is never matched, only c
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 
 from radixserve.cache.errors import CacheError
 from radixserve.cache.keeping import forget, move_sessions, shorten_sessions, split_sessions
@@ -21,7 +20,6 @@ class RadixTree:
 
     __slots__ = (
         "_roots",
-        "_serial",
         "accounts",
         "block",
         "evictable",
@@ -44,7 +42,6 @@ class RadixTree:
         """Pages of all attached nodes."""
         self.evictable = 0
         """Those of them that are not pinned."""
-        self._serial = 0
 
     def descend(self, root: Node, tokens: Tokens, stop: int) -> tuple[Node, int, Node | None, int]:
         """Follow ``tokens[:stop]`` (bytes, whole blocks) from ``root`` as far as it is known.
@@ -56,21 +53,26 @@ class RadixTree:
         # Written out instead of calling ``child``: this loop is the cost of a match.
         node, at, block = root, root.end * TOKEN_BYTES, self.block
         while at < stop:
-            keys, children = node.keys, node.children
-            if keys is None or children is None:
+            children = node.children
+            if children is None:
                 break
-            if len(keys) == 2:
+            if len(children) == 2:
                 # A fork of two ways is what a split leaves: trying both beats searching.
-                place = 1 if tokens.startswith(keys[1], at, stop) else 0
-                key = keys[place]
-                if (place or tokens.startswith(key, at, stop)) and len(key) >= block:
-                    node, at = children[place], at + len(key)
+                other, child = children
+                key = child.key
+                found = tokens.startswith(key, at, stop)
+                if not found:
+                    child, key = other, other.key
+                    found = tokens.startswith(key, at, stop)
+                if found and len(key) >= block:
+                    node, at = child, at + len(key)
                     continue
             first = tokens[at : at + block]
-            place = bisect_left(keys, first)
-            if place == len(keys):
+            place = node.index(first)
+            if place == len(children):
                 break
-            key, child = keys[place], children[place]
+            child = children[place]
+            key = child.key
             if not tokens.startswith(key, at, stop):
                 if not key.startswith(first):
                     break
@@ -90,8 +92,8 @@ class RadixTree:
 
     def root(self, namespace: bytes, account: Account) -> Root:
         """A new root for ``namespace``, which has none. O(1)."""
-        root = Root(namespace, account, serial=self._count())
-        self._roots.put(root)
+        root = Root(namespace, account)
+        self._put(root)
         return root
 
     def all_roots(self) -> list[Root]:
@@ -103,9 +105,8 @@ class RadixTree:
         ``tenant`` when it is new. O(1)."""
         root = self.hung.get((namespace, prefix))
         if root is None:
-            account = self.accounts.of(tenant)
-            root = Root(namespace, account, serial=self._count(), above=above, prefix=prefix)
-            self._roots.put(root)
+            root = Root(namespace, self.accounts.of(tenant), above=above, prefix=prefix)
+            self._put(root)
         return root
 
     def hanging(self, node: Node) -> int:
@@ -131,7 +132,7 @@ class RadixTree:
         node.share_newcomer(upper)
         split_sessions(node, upper)
         node.parent = upper
-        upper.keys, upper.children = [node.key], [node]
+        upper.children = [node]
         return upper
 
     def add(self, parent: Node, key: Tokens, pages: array[int], *, now: int) -> Node:
@@ -139,13 +140,11 @@ class RadixTree:
 
         An open leaf that the new key begins with has become useless: the caller drops it first.
         """
-        leaf = self._node(bytearray(key), pages, parent, end=parent.end + len(key) // TOKEN_BYTES)
+        leaf = self._node(bytes(key), pages, parent, end=parent.end + len(key) // TOKEN_BYTES)
         leaf.last_use = now
-        if parent.keys is None or parent.children is None:
-            parent.keys, parent.children = [], []
-        place = parent.index(key)
-        parent.keys.insert(place, leaf.key)
-        parent.children.insert(place, leaf)
+        if parent.children is None:
+            parent.children = []
+        parent.children.insert(parent.index(key), leaf)
         self.pages += len(pages)
         self._cool(leaf.account, len(pages))
         leaf.account.order.add(leaf)
@@ -153,7 +152,7 @@ class RadixTree:
 
     def grow(self, leaf: Node, key: Tokens, pages: array[int], *, now: int) -> None:
         """Append whole blocks to a pinned leaf. O(blocks), amortised."""
-        leaf.key += key
+        leaf.buffer().extend(key)
         leaf.pages.extend(pages)
         leaf.end += len(key) // TOKEN_BYTES
         leaf.last_use = now
@@ -226,7 +225,7 @@ class RadixTree:
         if leaf.kept:
             leaf.account.kept.move(len(pages), leaf.kept, 0)
         if count < len(leaf.pages):
-            del leaf.pages[-count:], leaf.key[-count * self.block :]
+            del leaf.pages[-count:], leaf.buffer()[-count * self.block :]
             leaf.end -= count * self.page_size
             shorten_sessions(leaf)
             leaf.account.order.add(leaf)
@@ -264,7 +263,6 @@ class RadixTree:
                 node.parent = None
             elif node.children is not None:
                 node.children = [child for child in node.children if child.pins] or None
-                node.keys = [child.key for child in node.children] if node.children else None
         if isinstance(top, Root) and not top.pins:
             self._unhang(top)
         elif parent is not None:
@@ -273,13 +271,13 @@ class RadixTree:
 
     # Below here: the parts of the above
 
-    def _count(self) -> int:
-        self._serial += 1
+    def _put(self, root: Root) -> None:
         self.nodes += 1
-        return self._serial
+        self._roots.put(root)
 
-    def _node(self, key: bytearray, pages: array[int], parent: Node, *, end: int) -> Node:
-        return Node(key, pages, parent, parent.account, end=end, serial=self._count())
+    def _node(self, key: Tokens, pages: array[int], parent: Node, *, end: int) -> Node:
+        self.nodes += 1
+        return Node(key, pages, parent, parent.account, end=end)
 
     def _cool(self, account: Account, pages: int) -> None:
         self.evictable += pages
@@ -349,12 +347,11 @@ class RadixTree:
 
     def _take_out(self, parent: Node, child: Node) -> None:
         """Take ``child`` out of the children of ``parent``."""
-        if parent.keys is None or parent.children is None:
+        if parent.children is None:
             return
-        place = self._place(parent, child)
-        del parent.keys[place], parent.children[place]
+        del parent.children[self._place(parent, child)]
         if not parent.children and not self._roots.below(parent):
-            parent.keys = parent.children = None
+            parent.children = None
 
     def _unhang(self, root: Root) -> None:
         """Nothing is left below ``root``: the end of its public prefix may go now too."""
@@ -367,9 +364,7 @@ class RadixTree:
 
     def _replace(self, parent: Node, old: Node, new: Node) -> None:
         place = self._place(parent, old)
-        assert parent.keys is not None
         assert parent.children is not None
-        parent.keys[place] = new.key
         parent.children[place] = new
 
     def _place(self, parent: Node, child: Node) -> int:

@@ -28,6 +28,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """An edge of the tree, and the point at its end."""
 
     id: int
+    """Its first page. A tenant is told its place among these nodes: pages would tell how many
+    others take."""
     above: int | None
     """The node that it hangs from; None at the top, and where that is not shown."""
     start: int
@@ -82,13 +84,20 @@ def view(cache: PrefixCache, limit: int, tenant: str | None = None) -> TreeView:
         waiting.extend((each, above) for each in below)
     seen = Counter(node.parent for node in chosen)
     nodes = [
-        _shown(cache, node, None if above is None else above.serial, seen[node])
+        _shown(cache, node, None if above is None else above.pages[0], seen[node])
         for node, above in chosen.items()
     ]
     if tenant is None:
         return TreeView(nodes=nodes, total=cache.tree.nodes)
     ages = {idle: place for place, idle in enumerate(sorted({node.idle for node in nodes}))}
-    return TreeView(nodes=[replace(node, idle=ages[node.idle]) for node in nodes], total=None)
+    ids: dict[int | None, int] = {node.id: place for place, node in enumerate(nodes)}
+    return TreeView(
+        nodes=[
+            replace(node, id=ids[node.id], above=ids.get(node.above), idle=ages[node.idle])
+            for node in nodes
+        ],
+        total=None,
+    )
 
 
 def _tops(cache: PrefixCache, tenant: str | None) -> list[Root]:
@@ -104,7 +113,7 @@ def _lately(nodes: Sequence[Node], limit: int) -> list[Node]:
 
 def _shown(cache: PrefixCache, node: Node, above: int | None, seen: int) -> NodeView:
     return NodeView(
-        id=node.serial,
+        id=node.pages[0],
         above=above,
         start=node.start,
         end=node.end,

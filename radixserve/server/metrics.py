@@ -264,9 +264,11 @@ async def metrics(request: Request) -> Response:
 
 
 def _budget(stats: EngineStats) -> float:
-    """The account without a name is nobody's where tenants have names."""
+    """Budgets of several tenants may come to more pages than there are. The account without a name
+    is nobody's where tenants have names."""
     named = [each for name, each in stats.tenants.items() if name != OPEN]
-    return sum(each.keep_budget for each in named or stats.tenants.values())
+    budgets = sum(each.keep_budget for each in named or stats.tenants.values())
+    return min(budgets, stats.pages_total)
 
 
 def _share_in_use(stats: EngineStats) -> float:

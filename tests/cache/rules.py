@@ -106,10 +106,10 @@ class Rules:
 
     def _passes_by(self, other: Node, kept: dict[Node, int], asks: Account | None) -> Node:
         """``other`` goes by age; if it is young and somebody asks, a newcomer goes for it."""
-        admission, clock = self.cache.allocator.admission, self.cache.allocator.clock
+        admission = self.cache.allocator.admission
         if admission is None or asks is None or kept[other] > 0:
             return other
-        old = clock.last_before(admission.reuse.patience)
+        old = admission.old(other.account)
         newcomers = [leaf for leaf in kept if leaf.newcomer and not kept[leaf]]
         if other.last_use <= old or not newcomers:
             return other
@@ -171,4 +171,4 @@ class Rules:
 
 
 def _age(leaf: Node) -> tuple[int, int, int]:
-    return leaf.last_use, -leaf.end, leaf.serial
+    return leaf.last_use, -leaf.end, leaf.pages[-1]

@@ -7,7 +7,9 @@ import pytest
 from radixserve.cache.admission import FIRST, Admission, Reuse
 from radixserve.cache.clock import StepClock
 from radixserve.cache.prefix_cache import PrefixCache
-from tests.cache.serving import found, idle, order, prefill, serve
+from radixserve.cache.quota import Accounts
+from radixserve.tenant import OPEN, Terms
+from tests.cache.serving import found, idle, order, prefill, serve, serve_as
 
 
 class Server:
@@ -79,6 +81,49 @@ def test_a_request_is_never_refused_for_what_is_young() -> None:
     server.cache.evict(12)
     assert idle(server.cache)
     assert server.cache.pool.free == 12
+
+
+def _hits_of_one_tenant(others: str) -> list[int]:
+    """What each prompt of one tenant finds, of conversations that come back after 15 s and come to
+    more pages than it may have, while another tenant has traffic of its own."""
+    cache = PrefixCache(81, 1, adaptive=True)
+    cache.set_terms({name: Terms(guaranteed=0.5, maximum=0.5) for name in ("agents", "other")})
+
+    def ask(tenant: str, time: float, first: int, length: int) -> int:
+        cache.time = time
+        step = cache.begin_step()
+        hits = serve_as(cache, tenant, range(1000 * first, 1000 * first + length))
+        cache.end_step(step)
+        return hits
+
+    hits = []
+    for second in range(300):
+        hits.append(ask("agents", second, second % 15, 4))
+        if others == "repeats":
+            ask("other", second + 0.3, 999, 30)
+            ask("other", second + 0.6, 999, 30)
+        elif others == "one-shot prompts":
+            ask("other", second + 0.5, 100 + second, 9)
+        cache.check()
+    return hits
+
+
+@pytest.mark.parametrize("others", ["repeats", "one-shot prompts"])
+def test_what_one_tenant_finds_does_not_depend_on_what_others_use_again(others: str) -> None:
+    alone = _hits_of_one_tenant("nothing")
+    assert sum(alone[150:]) > 150, "by age alone nothing would stay until it is used again"
+    assert _hits_of_one_tenant(others) == alone
+
+
+def test_nobody_owes_for_pages_of_another_tenant() -> None:
+    cache = PrefixCache(13, 1, adaptive=True)
+    for first in range(3):
+        cache.end_step(cache.begin_step())
+        serve_as(cache, "other", range(1000 * first, 1000 * first + 4))
+    cache.end_step(cache.begin_step())
+    serve_as(cache, "agents", range(4))
+    assert cache.evicted == 4
+    assert [leaf.newcomer for leaf in order(cache, "agents").leaves()] == [0]
 
 
 def test_a_newcomer_that_is_used_again_without_pressure_is_one_no_more() -> None:
@@ -168,15 +213,15 @@ def test_the_curve_knows_what_was_evicted_early() -> None:
 
 def test_the_clock_of_steps_is_bounded_and_right() -> None:
     clock = StepClock()
-    admission = Admission(10, clock)
+    admission, account = Admission(10, clock), Accounts(10).of(OPEN)
     for step in range(1, 100_000):
         clock.now += 0.05
         clock.begin_step(step)
     assert len(clock._times) <= 16_384
     assert clock.age(99_999 - 200) == pytest.approx(10.0, abs=0.2)
-    assert admission.old() == pytest.approx(99_999 - FIRST / 0.05, abs=3)
+    assert admission.old(account) == pytest.approx(99_999 - FIRST / 0.05, abs=3)
     clock.now += 1000
-    assert admission.old() >= 99_999
+    assert admission.old(account) >= 99_999
 
 
 def test_a_newcomer_is_what_somebody_leaves_and_not_what_was_there_behind_it() -> None:

@@ -17,14 +17,13 @@ from radixserve.tokens import pack
 from tests.cache.serving import found, idle, nodes, order, prefill, serve, tick
 
 
-def _leaf(serial: int, last_use: int, end: int) -> Node:
-    key, pages = bytearray(pack([serial])), array("i", [serial])
-    leaf = Node(key, pages, None, Accounts(9).of(OPEN), end=end, serial=serial)
+def _leaf(page: int, last_use: int, end: int) -> Node:
+    leaf = Node(pack([page]), array("i", [page]), None, Accounts(9).of(OPEN), end=end)
     leaf.last_use = last_use
     return leaf
 
 
-def test_the_order_is_by_age_then_depth_then_birth() -> None:
+def test_the_order_is_by_age_then_depth_then_page() -> None:
     order = EvictionOrder()
     leaves = [
         _leaf(5, 1, 3),
@@ -45,7 +44,7 @@ def test_the_order_is_by_age_then_depth_then_birth() -> None:
 
 
 def test_newcomers_go_after_what_is_old_and_before_what_is_young_or_kept() -> None:
-    old, young, newcomer, kept, done = (_leaf(serial, serial, 4) for serial in range(1, 6))
+    old, young, newcomer, kept, done = (_leaf(page, page, 4) for page in range(1, 6))
     newcomer.newcomer = 1
     kept.newcomer, kept.kept = 1, term(60, 0)
     done.kept = DONE

@@ -56,36 +56,20 @@ def _leaf_aged_in_place(busy: Busy) -> None:
     busy.cold.last_use += 1
 
 
-def _key_list_stale(busy: Busy) -> None:
-    assert busy.trunk.keys
-    busy.trunk.keys[0] = bytearray(busy.trunk.keys[0])
-
-
-def _key_list_short(busy: Busy) -> None:
-    assert busy.trunk.keys
-    busy.trunk.keys.pop()
-
-
 def _children_out_of_order(busy: Busy) -> None:
-    assert busy.trunk.keys
     assert busy.trunk.children
-    busy.trunk.keys.reverse()
     busy.trunk.children.reverse()
 
 
 def _two_children_with_one_block(busy: Busy) -> None:
     first, second = busy.child(0), busy.child(1)
-    second.key[:16] = first.key[:16]
+    second.key = first.key[:16] + second.key[16:]
 
 
 def _empty_children(busy: Busy) -> None:
     leaf = busy.child(0)
     assert leaf.children is None
-    leaf.keys, leaf.children = [], []
-
-
-def _keys_without_children(busy: Busy) -> None:
-    busy.cold.keys = []
+    leaf.children = []
 
 
 def _wrong_parent(busy: Busy) -> None:
@@ -244,12 +228,9 @@ FAULTS: list[tuple[Callable[[Busy], None], str]] = [
     (_inner_node_in_the_order, "not the set"),
     (_leaf_twice_in_the_order, "twice"),
     (_leaf_aged_in_place, "wrong place"),
-    (_key_list_stale, "lost touch"),
-    (_key_list_short, "differ in number"),
     (_children_out_of_order, "out of order"),
     (_two_children_with_one_block, "same block|out of order"),
     (_empty_children, "empty list"),
-    (_keys_without_children, "keys or children only"),
     (_wrong_parent, "another parent"),
     (_wrong_depth, "miscounts its depth"),
     (_key_without_page, "key and pages differ|miscounts its depth"),

@@ -198,7 +198,7 @@ def test_peek_makes_no_root() -> None:
 
 
 def _state(cache: PrefixCache) -> object:
-    leaves = [(leaf.serial, leaf.last_use, leaf.pins, leaf.hits) for leaf in order(cache).leaves()]
+    leaves = [(leaf.key, leaf.last_use, leaf.pins, leaf.hits) for leaf in order(cache).leaves()]
     return leaves, nodes(cache), cache.tree.nodes, cache.tree.evictable, cache.pool.free
 
 

@@ -52,10 +52,9 @@ def test_a_split_keeps_the_old_object_at_its_end_with_its_anchors_and_its_place(
     cache = PrefixCache(32, 2)
     lease = prefill(cache, range(8))
     old = lease.anchor
-    serial = old.serial
     other = cache.acquire(pack([0, 1, 2, 3, 99]), b"")
     assert lease.anchor is old
-    assert (old.serial, old.end, unpack(old.key)) == (serial, 8, [4, 5, 6, 7])
+    assert (old.end, unpack(old.key)) == (8, [4, 5, 6, 7])
     assert other.anchor is old.parent
     assert (other.anchor.end, unpack(other.anchor.key)) == (4, [0, 1, 2, 3])
     assert list(lease.pages[:2]) == list(other.anchor.pages)
@@ -288,7 +287,7 @@ def test_a_node_out_of_place_is_noticed_when_it_is_unlinked() -> None:
     root = tree.root(b"", accounts.of(OPEN))
     tree.pin(root)
     leaf = tree.add(root, pack([1]), array("i", [1]), now=0)
-    stranger = Node(bytearray(pack([1])), array("i", [2]), root, root.account, end=1, serial=99)
+    stranger = Node(pack([1]), array("i", [2]), root, root.account, end=1)
     with pytest.raises(CacheError, match="where its key says"):
         tree.trim(stranger, 1)
     assert root.children == [leaf]

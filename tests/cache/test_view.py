@@ -90,3 +90,18 @@ def test_ages_tell_a_tenant_an_order_and_not_how_busy_others_are() -> None:
             cache.end_step(cache.begin_step())
     assert [node.idle for node in view(cache, 10).nodes] == [40, 70, 90]
     assert [node.idle for node in view(cache, 10, "a").nodes] == [0, 1, 2]
+
+
+def test_ids_tell_a_tenant_nothing_of_the_pages_that_others_take() -> None:
+    shown = []
+    for others in (0, 3):
+        cache = PrefixCache(64, 4)
+        for number in range(others):
+            serve_as(cache, "b", range(100 * number, 100 * number + 4))
+        for tail in (20, 30):
+            serve_as(cache, "a", [*COMMON, *range(tail, tail + 4)])
+        shown.append(view(cache, 10, "a"))
+    assert shown[0] == shown[1]
+    trunk, *tails = shown[0].nodes
+    assert [node.above for node in (trunk, *tails)] == [None, trunk.id, trunk.id]
+    assert len({node.id for node in (trunk, *tails)}) == 3

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from radixserve.engine.messages import TenantStats
 from radixserve.server.app import create_app
+from radixserve.server.metrics import GAUGES
 from radixserve.server.tenants import metrics
 from radixserve.tenants.keys import hash_of
 from tests.server.asking import complete
@@ -125,6 +126,18 @@ def test_what_the_engine_knows_of_tenants_is_shown_by_their_names(
     assert {labels[1] for labels in told} == {"alice", "other"}
     with TestClient(create_app(frontend)) as client:
         assert shown(client) == {}
+
+
+@pytest.mark.parametrize(("budgets", "told"), [((30, 40), 70), ((70, 60), 100)])
+def test_all_tenants_together_keep_no_more_pages_than_there_are(
+    budgets: tuple[int, int], told: int, frontend: FakeFrontend
+):
+    tenants = {
+        name: TenantStats(keep_budget=each) for name, each in zip("ab", budgets, strict=True)
+    }
+    stats = replace(frontend.stats(), tenants=tenants | {"": TenantStats(keep_budget=50)})
+    _, budget = GAUGES["kv_pages_keep_budget"]
+    assert budget(stats) == told
 
 
 def test_of_the_cache_a_tenant_is_told_its_own_share_alone(frontend: FakeFrontend):
