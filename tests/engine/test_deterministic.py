@@ -22,7 +22,7 @@ pytestmark = [
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3, ignore_eos=True)
 LENGTH = 700
 """Beyond the length at which contexts are cut into parts."""
-LAYERS = 4
+LAYERS = 2
 
 
 @pytest.fixture(scope="module")

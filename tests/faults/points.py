@@ -1,6 +1,6 @@
 """Every line of some code as a place where something goes wrong.
 
-A run is watched once, to learn which lines it executes. Then it is repeated, and an exception is
+A run is watched, to learn which lines it executes. Then it is repeated, and an exception is
 raised before one of these lines, or when a function returns.
 """
 
@@ -40,8 +40,11 @@ class Point:
         return f"{path}:{self.line} in {self.code.co_qualname}, {self.event}"
 
 
-def points(run: Callable[[], None], folders: Iterable[str]) -> list[Point]:
-    """Those that ``run`` comes to in these folders or files of the package."""
+def points(make: Callable[[], Callable[[], None]], folders: Iterable[str]) -> list[Point]:
+    """Those that any run comes to in these folders or files of the package; ``make`` makes one.
+
+    It is the second that is watched: what a process does once, and remembers, is no such place.
+    """
     wanted = tuple(str(ROOT / folder) for folder in folders)
     seen: Counter[tuple[CodeType, int, str]] = Counter()
 
@@ -56,6 +59,8 @@ def points(run: Callable[[], None], folders: Iterable[str]) -> list[Point]:
     def call(frame: FrameType, *_: Any) -> Any:
         return inside if frame.f_code.co_filename.startswith(wanted) else None
 
+    make()()
+    run = make()
     with _traced(call):
         run()
     return [Point(*place, times) for place, times in seen.items()]

@@ -123,9 +123,10 @@ def test_an_exception_at_any_point_of_the_model_ends_its_step_and_nothing_else(
     # One for all faults, so that what one of them breaks is in the way of the next.
     runner = make(checkpoint)
     alone = Conversation(runner)
-    found = points(alone.run, code)
+    alone.run()
     assert not alone.errors
     assert alone.cached["sharer"] == 22
+    found = points(lambda: Conversation(runner).run, code)
     seen: Counter[str] = Counter()
     for number, point in enumerate(found):
         occurrence, error = fault(point, SEED)

@@ -49,7 +49,7 @@ def test_the_mix_comes_to_all_that_a_step_can_do(overlapped: bool):
 @STEPS
 def test_an_exception_at_any_point_hits_whom_it_says_it_hits_and_no_later_answer(overlapped: bool):
     seen: Counter[str] = Counter()
-    for point in points(Mix(overlapped=overlapped).run, CODE):
+    for point in points(lambda: Mix(overlapped=overlapped).run, CODE):
         if waits(point):
             continue
         occurrence, error = fault(point, SEED)
@@ -94,7 +94,7 @@ def test_what_happens_while_a_fault_is_dealt_with_ends_the_engine_or_is_dealt_wi
         return mix
 
     ends = 0
-    for point in points(breaking().run, ("engine/core.py",)):
+    for point in points(lambda: breaking().run, ("engine/core.py",)):
         mix = breaking()
         with planted(point, 1, RuntimeError("the second one")):
             mix.run()
@@ -129,7 +129,7 @@ def test_a_step_that_works_in_between_is_a_good_sign():
 
 @STEPS
 def test_who_interrupts_a_step_at_the_keyboard_finds_an_engine_that_works(overlapped: bool):
-    for point in points(Mix(overlapped=overlapped).run, ("scheduling/scheduler.py",))[::7]:
+    for point in points(lambda: Mix(overlapped=overlapped).run, ("scheduling/scheduler.py",))[::7]:
         mix = Mix(overlapped=overlapped)
         with planted(point, 1, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
             mix.run()
