@@ -45,7 +45,7 @@ class FailingModel(SayingModel):
                     self.steps += 1
                     return [()] * (len(plan.rows) + 1)
                 case "pause":
-                    time.sleep(2)
+                    time.sleep(1)
                 case "hang":
                     time.sleep(600)
         match self._how:

@@ -100,12 +100,12 @@ def test_of_a_thousand_requests_those_that_find_no_place_are_refused_at_once_and
             server.model.hold()
             measures: list[int] = []
             accepted: set[asyncio.Task[httpx2.Response]] = set()
-            for batch in range(6):
+            for batch in range(5):
                 waiting = accepted | {
                     asyncio.create_task(
                         server.ask(prompt=f"{batch}/{number}", user=f"u{batch}/{number}")
                     )
-                    for number in range(250)
+                    for number in range(200)
                 }
                 while len(accepted := {each for each in waiting if not each.done()}) > 11:
                     await asyncio.sleep(0)
@@ -123,7 +123,7 @@ def test_of_a_thousand_requests_those_that_find_no_place_are_refused_at_once_and
             return measures
 
     # The name of each request would take 50 bytes or more.
-    assert min(growths(asyncio.wait_for(scenario(), HANG))) < 250 * 40
+    assert min(growths(asyncio.wait_for(scenario(), HANG))) < 200 * 40
 
 
 def test_a_burst_that_finds_free_seats_is_no_queue(tmp_path):
