@@ -121,7 +121,7 @@ class Layout:
             elif part.form == "messages":
                 messages += value
             elif part.form == "examples":
-                messages += _turns(value)
+                messages += _turns(part, value)
             else:
                 _write(messages, part, value)
         return body
@@ -171,12 +171,14 @@ def _one(part: Part, value: str | Mapping[str, str]) -> str:
     return part.each.format_map({"text": value} if isinstance(value, str) else value)
 
 
-def _turns(examples: Iterable[tuple[str, str]]) -> list[Message]:
-    return [
-        {"role": role, "content": text}
-        for pair in examples
-        for role, text in zip(("user", "assistant"), pair, strict=True)
-    ]
+def _turns(part: Part, examples: Iterable[tuple[str, str]]) -> list[Message]:
+    turns: list[Message] = []
+    for place, pair in enumerate(examples):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise LayoutError(f"{part.name}[{place}] must be a pair: a question and its answer.")
+        question, answer = pair
+        turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return turns
 
 
 def _tool_name(tool: Mapping[str, Any]) -> str:

@@ -219,6 +219,7 @@ def announce(model: str, url: str) -> None:
     message = '{"messages": [{"role": "user", "content": "Hello"}]}'
     out.print(f"\n[bold]radixserve {radixserve.__version__}[/] serves [bold]{escape(model)}[/]")
     out.print(f"  API      [bold]{url}/v1[/]")
+    out.print(f"  pages    {url}/ (a chat), {url}/cache (the live tree)")
     out.print(f"  metrics  {url}/metrics")
     out.print("  try      ", end="")
     out.print(

@@ -56,7 +56,7 @@ class TreeView(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     nodes: list[NodeView]
     total: int | None
-    """Nodes of the whole tree, which one tenant is not told."""
+    """Nodes of the whole tree but its roots, which one tenant is not told."""
 
 
 def view(cache: PrefixCache, limit: int, tenant: str | None = None) -> TreeView:
@@ -88,7 +88,8 @@ def view(cache: PrefixCache, limit: int, tenant: str | None = None) -> TreeView:
         for node, above in chosen.items()
     ]
     if tenant is None:
-        return TreeView(nodes=nodes, total=cache.tree.nodes)
+        total = cache.tree.nodes - len(cache.tree.all_roots())
+        return TreeView(nodes=nodes, total=total)
     ages = {idle: place for place, idle in enumerate(sorted({node.idle for node in nodes}))}
     ids: dict[int | None, int] = {node.id: place for place, node in enumerate(nodes)}
     return TreeView(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from radixserve.lint.chat_template import (
     lint_chat_template,
     prompts_of,
 )
+from radixserve.lint.format_string import LEAST, Formatted, of_format_string, of_program
 from radixserve.lint.logs import Faults, read
 from radixserve.lint.prompt_template import lint_prompt_template
 from radixserve.lint.report import Report, TemplateReport
@@ -27,8 +29,14 @@ from radixserve.text.chat_template import ChatTemplate
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import count
 
-TEMPLATES = (".jinja", ".jinja2", ".j2")
+JINJA, TEXTS, PROGRAMS = (".jinja", ".jinja2", ".j2"), (".txt", ".md", ".prompt"), (".py",)
 """How the names of templates end; everything else is a log."""
+FIELD = re.compile(r"\{[{%]")
+"""Of a template in Jinja or its like."""
+REQUEST = re.compile(rb"\s*\[?\s*\{\s*\"")
+"""How a log begins, whatever its name."""
+HEAD = 2**10
+"""Bytes of a file that are looked at to tell a log."""
 LARGEST = 2**22
 """Bytes of a template."""
 SECONDS, MEMORY = 10.0, 2**30
@@ -73,7 +81,7 @@ class Checker:
         if self.tokenizer is not None and self.tokenizer.has_chat_template:
             templates += self._of_model(self.tokenizer, faults)
         for file in files:
-            if file.suffix in TEMPLATES:
+            if _is_template(file):
                 templates += self._template(file, faults)
                 progress.read(file.stat().st_size)
             else:
@@ -95,6 +103,13 @@ class Checker:
     def _template(self, file: Path, faults: Faults) -> list[TemplateReport]:
         try:
             source = _text(file)
+            if file.suffix in PROGRAMS:
+                return self._program(file, source)
+            formatted = of_format_string(source) if file.suffix in TEXTS else None
+            if formatted is not None:
+                return [self._formatted(str(file), formatted)]
+            if file.suffix in TEXTS and not FIELD.search(source):
+                raise ValueError("it has no field such as {question} or {{ question }}")
             if is_chat_template(source):
                 return [lint_chat_template(str(file), source, _prompts(source), self._count)]
             return [lint_prompt_template(str(file), source, self._count, self.prefill_rate)]
@@ -105,6 +120,20 @@ class Checker:
         except OSError as error:
             faults.add(str(file), f"cannot be read: {error.strerror or error}")
         return []
+
+    def _program(self, file: Path, source: str) -> list[TemplateReport]:
+        """Raises:
+        ValueError: there is no template in it.
+        """
+        found = [self._formatted(f"{file}:{each.line}", each) for each in of_program(source)]
+        if not found:
+            raise ValueError(f"no string of {LEAST} characters in it has fields")
+        return found
+
+    def _formatted(self, name: str, formatted: Formatted) -> TemplateReport:
+        return formatted.report(
+            lint_prompt_template(name, formatted.jinja, self._count, self.prefill_rate)
+        )
 
     def _count(self, text: str) -> int:
         if self.tokenizer is None:
@@ -134,6 +163,16 @@ def _rendered(source: str) -> bytes:
     except (ModelError, InvalidRequestError, RecursionError) as error:
         found = what_is_wrong(error)
     return msgspec.msgpack.encode(found)
+
+
+def _is_template(file: Path) -> bool:
+    if file.suffix not in TEXTS:
+        return file.suffix in JINJA + PROGRAMS
+    try:
+        with file.open("rb") as opened:
+            return REQUEST.match(opened.read(HEAD)) is None
+    except OSError:
+        return True
 
 
 def _text(file: Path) -> str:

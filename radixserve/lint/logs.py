@@ -1,14 +1,17 @@
 """Requests from logs: JSON lines, as they are or compressed, of which some may be broken.
 
 A line is the body of a request to chat completions, completions, responses or Anthropic's
-messages, or holds one as ``body``, ``request`` or ``params``, as the files of batches do. A line
-may also hold a list of them. What is none is named by its place and passed over.
+messages, or holds one in a field of ``WRAPPERS``, as the files of batches and what is exported from
+gateways and tracers do. A line may also hold a list of them, and so may all lines together. What is
+none is named by its place and passed over.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +20,20 @@ import msgspec
 
 from radixserve.errors import what_is_wrong
 from radixserve.lint.parts import Body, Part, parts
-from radixserve.simulation.lines import lines
+from radixserve.simulation.lines import LONGEST, lines
 
-WRAPPERS = ("body", "request", "params")
+PROMPTS = ("messages", "prompt", "input")
+"""One of these has a request; where it is an object, that has the request in it."""
+WRAPPERS = (
+    *("body", "request", "params", "kwargs", "inputs", "request_body", "proxy_server_request"),
+    *PROMPTS,
+)
+SETTINGS = ("model_parameters", "modelParameters", "optional_params")
+"""Where some keep the tools, beside the messages."""
+KEPT = ("model", "tools", "functions")
+"""What stands around a request and belongs to its prompt."""
+OPENED = re.compile(rb"\s*[\[{](?:.*[\[{,])?\s*", re.DOTALL)
+"""The first line of a JSON text over many lines."""
 DEPTH = 3
 """Wrappers inside of one another."""
 TOLD = 20
@@ -72,7 +86,11 @@ def read(
 
     try:
         before, empty = faults.count, True
-        for number, raw in lines(path, refuse, progress):
+        numbered = lines(path, refuse, progress)
+        for number, raw in numbered:
+            if empty and OPENED.fullmatch(raw):
+                yield from _requests(_joined(raw, numbered), str(path), faults)
+                return
             if raw.strip():
                 empty = False
                 yield from _requests(raw, f"{path}, line {number}", faults)
@@ -89,6 +107,16 @@ def again(raw: bytes) -> list[Part]:
     return list(parts(_body(msgspec.json.decode(raw))))
 
 
+def _joined(first: bytes, rest: Iterator[tuple[int, bytes]]) -> bytes:
+    """A file that is one JSON text over many lines; of one that is too long, what fits."""
+    found = bytearray(first)
+    for _, raw in rest:
+        found += raw
+        if len(found) > LONGEST:
+            break
+    return bytes(found)
+
+
 def _requests(raw: bytes, place: str, faults: Faults) -> Iterator[Request]:
     if not raw.lstrip().startswith(b"["):
         yield from _request(raw, place, faults)
@@ -96,7 +124,7 @@ def _requests(raw: bytes, place: str, faults: Faults) -> Iterator[Request]:
     try:
         items = msgspec.json.decode(raw, type=list[msgspec.Raw])
     except (ValueError, RecursionError) as error:
-        faults.add(place, error)
+        faults.add(place, f"{what_is_wrong(error)}; one object a line, as jq -c '.[]' writes")
         return
     for number, item in enumerate(items):
         yield from _request(bytes(item), f"{place}, item {number}", faults)
@@ -116,17 +144,40 @@ def _request(raw: bytes, place: str, faults: Faults) -> Iterator[Request]:
 
 
 def _body(value: Any) -> Body:
+    """The request that ``value`` is or holds, and what around it belongs to its prompt."""
+    around: Body = {}
     for _ in range(DEPTH):
         if isinstance(value, str):
             value = msgspec.json.decode(value)
         if not isinstance(value, dict):
             raise ValueError("no request: it is no object")
-        if any(name in value for name in ("messages", "prompt", "input")):
-            return value
         if "hash_ids" in value:
             raise ValueError("no request: it looks like a trace, which radixserve simulate reads")
-        inner = next((value[name] for name in WRAPPERS if name in value), None)
-        if inner is None:
-            break
+        value |= {name: _unquoted(value[name]) for name in PROMPTS if name in value}
+        for each in (*map(value.get, SETTINGS), value):
+            if isinstance(each, dict):
+                around |= {name: each[name] for name in KEPT if each.get(name)}
+        inner = next((value[name] for name in WRAPPERS if _wraps(name, value.get(name))), None)
+        if inner is None or any(isinstance(value.get(name), str | list) for name in PROMPTS):
+            return around | value
         value = inner
     raise ValueError("no request: it has neither messages nor prompt nor input")
+
+
+def _wraps(name: str, value: Any) -> bool:
+    """Whether a request may be inside."""
+    return bool(value) and isinstance(value, dict if name in PROMPTS else dict | str)
+
+
+def _unquoted(value: Any) -> Any:
+    """Messages, or an object that holds them, where some write them as text."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        with suppress(msgspec.DecodeError, RecursionError):
+            found = msgspec.json.decode(value)
+            if isinstance(found, dict) and any(name in found for name in PROMPTS):
+                return found
+            if isinstance(found, list) and all(
+                isinstance(each, dict) and "role" in each for each in found
+            ):
+                return found
+    return value

@@ -259,7 +259,7 @@ def _about(error: InvalidRequestError, documents: Sequence[Document]) -> Invalid
         return error
     longest = max(documents, key=lambda each: len(each.text))
     return InvalidRequestError(
-        f"{len(documents)} documents are too long together: {error.message.rstrip('.')}. Pass "
+        f"The documents are too long, {len(documents)} in all: {error.message.rstrip('.')}. Pass "
         f"fewer or shorter ones; the longest is {longest.id[:80]!r}, {len(longest.text):,} "
         "characters.",
         param="documents",

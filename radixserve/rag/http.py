@@ -153,7 +153,7 @@ class HttpModel:
         body = {"model": self._model, "messages": question.messages, **self._salt, **fields}
         response = yield _Call("POST", f"{self.url}/chat/completions", body)
         if response.status_code != 200:
-            self._refuse(response)
+            self._refuse(response, fields)
         try:
             found = msgspec.json.decode(response.content, type=_Completion)
             choice = found.choices[0]
@@ -232,20 +232,23 @@ class HttpModel:
             self._counts = response.status_code in (429, 503)
             return None
 
-    def _refuse(self, response: httpx2.Response) -> NoReturn:
-        """Raise what a status other than 200 means to whoever asks about documents."""
-        code, said = _error(response)
-        if response.status_code == 413 or code == TOO_LONG:
+    def _refuse(self, response: httpx2.Response, fields: Fields) -> NoReturn:
+        """Raise what a status other than 200 means to whoever asks about documents, with these
+        ``fields``."""
+        error, said = _error(response)
+        if response.status_code == 413 or error.get("code") == TOO_LONG:
             raise InvalidRequestError(said or "The prompt is too long.", code=TOO_LONG)
+        param = error.get("param")
+        if response.status_code == 400 and said and isinstance(param, str) and param in fields:
+            raise InvalidRequestError(f"{said}.", param=param)
         self._remote.refuse(response)
 
 
-def _error(response: httpx2.Response) -> tuple[str | None, str | None]:
-    """Code and message of an error in OpenAI's form."""
+def _error(response: httpx2.Response) -> tuple[dict[str, Any], str | None]:
+    """An error in OpenAI's form, empty where it is in another, and its message."""
     try:
         body = msgspec.json.decode(response.content)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None, None
+        return {}, None
     error = body.get("error") if isinstance(body, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    return code, complaint(body)
+    return error if isinstance(error, dict) else {}, complaint(body)

@@ -76,7 +76,7 @@ def _all(stats: EngineStats) -> dict[str, Any]:
         "tokens": {
             "prompt": asked,
             "cached": cached,
-            "computed": stats.computed_tokens,
+            "computed": asked - cached,
             "generated": stats.generated_tokens,
         },
         "reuse": cached / asked if asked else None,

@@ -8,11 +8,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
+from msgspec import inspect
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixserve.errors import (
@@ -29,8 +32,11 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE = 1000
 MAX_PARAM = 200
 MAX_RETRY_AFTER = 120
+NOT_THAT = 405
+"""The status where a URL is there, and does not take the method."""
 
 PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
+ENUM = "Invalid enum value"
 MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`")
 SURROGATE = re.compile(r"(?:surrogate|end of hex escape).*\(byte (?P<byte>\d+)\)")
 MOST_AFTER_HALF = 11
@@ -140,12 +146,15 @@ def to_api_error(error: Exception) -> ApiError:
             return _server_error("The server failed on this request.", "internal_error")
 
 
-def invalid_json(error: Exception, within: str = "", data: bytes = b"") -> ApiError:
+def invalid_json(
+    error: Exception, within: str = "", data: bytes = b"", type_: Any = None
+) -> ApiError:
     """What the decoder found: no JSON, a missing field, or a value of the wrong type.
 
     Args:
         within: The path of what was decoded, if that is not the body.
         data: What was decoded, if it was JSON.
+        type_: As what.
     """
     if isinstance(error, RecursionError):
         return ApiError(status=400, message="The body is nested too deeply.", code="invalid_json")
@@ -177,13 +186,31 @@ def invalid_json(error: Exception, within: str = "", data: bytes = b"") -> ApiEr
             param=param,
             code="missing_required_parameter",
         )
+    words = _words(type_, found["path"]) if found and reason.startswith(ENUM) else []
+    if words:
+        message = f"{param} must be one of {', '.join(words)}."
+        return ApiError(status=400, message=message, param=param, code="invalid_value")
     code = "invalid_value" if "out of range" in reason else "invalid_type"
     return ApiError(status=400, message=f"{param or 'The body'}: {reason}.", param=param, code=code)
 
 
 async def answer_with_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for every error that is foreseen."""
-    return to_api_error(error).response(request.scope)
+    told = to_api_error(error)
+    if told.status == NOT_THAT:
+        methods = ", ".join(_methods(request))
+        message = f"This URL takes {methods}, not {request.method}."
+        told = replace(told, message=message, headers={"Allow": methods})
+    return told.response(request.scope)
+
+
+def _methods(request: Request) -> list[str]:
+    """What the routes of this URL take; a route of Starlette's knows its own alone."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
 
 
 class CatchAll:
@@ -237,17 +264,35 @@ def _server_error(message: str, code: str) -> ApiError:
 
 
 def _routing_error(error: HTTPException) -> ApiError:
-    messages = {
-        404: "There is no such URL here; the API begins at /v1.",
-        405: "This URL does not take this method.",
-    }
-    codes = {404: "unknown_url", 405: "method_not_allowed"}
+    messages = {404: "There is no such URL here; the API begins at /v1."}
+    codes = {404: "unknown_url", NOT_THAT: "method_not_allowed"}
     return ApiError(
         status=error.status_code,
         message=messages.get(error.status_code, error.detail),
         code=codes.get(error.status_code),
         headers=dict(error.headers or {}),
     )
+
+
+def _words(type_: Any, path: str) -> list[str]:
+    """Those that may stand at ``path`` in ``type_``; none where that cannot be told."""
+    kinds = _kinds(inspect.type_info(type_))
+    for name in filter(None, re.split(r"[.\[\]]+", path)):
+        kinds = [
+            each.type
+            for kind in kinds
+            if isinstance(kind, inspect.StructType)
+            for each in kind.fields
+            if each.encode_name == name
+        ]
+        kinds = [each for kind in kinds for each in _kinds(kind)]
+    literals = [kind.values for kind in kinds if isinstance(kind, inspect.LiteralType)]
+    return [str(word) for values in literals for word in values]
+
+
+def _kinds(kind: inspect.Type) -> list[inspect.Type]:
+    """What ``kind`` may be."""
+    return list(kind.types) if isinstance(kind, inspect.UnionType) else [kind]
 
 
 def _dotted(path: str) -> str | None:

@@ -30,7 +30,7 @@ they were sent would put it into the prompt, another one each time that it moves
 MOST = 4
 """Places that a request may mark; of more the last ones count."""
 DEFAULT_TTL = "30m"
-RETENTION = {"in_memory": None, "24h": LONGEST}
+RETENTION = {"in_memory": None, "in-memory": None, "24h": LONGEST}
 LONGEST_SESSION = 256
 """Bytes of UTF-8."""
 SESSION_HEADERS = (
@@ -126,7 +126,7 @@ def usual_times(fields: CommonFields) -> tuple[int, int | None]:
         usual = seconds_of(ttl, "prompt_cache_options.ttl")
         return usual, None if options.mode == "explicit" else usual
     if retention is not None and retention not in RETENTION:
-        message = f"prompt_cache_retention must be {' or '.join(RETENTION)}"
+        message = "prompt_cache_retention must be in_memory or 24h"
         raise invalid("prompt_cache_retention", message)
     return seconds_of(DEFAULT_TTL, "ttl"), RETENTION.get(retention or "")
 

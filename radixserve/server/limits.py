@@ -97,7 +97,7 @@ def _decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
         raws = msgspec.json.decode(body, type=Raws)
         return msgspec.json.decode(body, type=type_), raws
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise invalid_json(error, data=body) from error
+        raise invalid_json(error, data=body, type_=type_) from error
 
 
 def _check_values(body: bytes) -> None:

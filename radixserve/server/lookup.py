@@ -6,6 +6,7 @@ from __future__ import annotations
 import uuid
 from functools import partial
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from radixserve.server.messages.request import REFUSED as MESSAGES_REFUSED
 from radixserve.server.messages.request import asked, own_names
 from radixserve.server.messages.wire import MessagesRequest
 from radixserve.server.parameters import check_model
+from radixserve.server.responses.reading import of_body
 from radixserve.server.service import Service
 from radixserve.server.tenants.visit import Visit
 from radixserve.server.wire import ChatRequest, CompletionRequest, Json, absent, invalid
@@ -50,8 +52,8 @@ async def cache_request(request: Request) -> Response:
 
 async def lookup(request: Request) -> Response:
     """What would be reused of a prompt, where it parts from those before it, and how long its first
-    token would take. The body is that of a chat, of completions with one prompt, or of Anthropic's
-    messages; nothing is generated, nothing is computed, and nothing in the cache is touched.
+    token would take. The body is that of a chat, of completions with one prompt, of a response, or
+    of Anthropic's messages; nothing is generated, computed, or touched in the cache.
     """
     service: Service = request.app.state.service
     visit: Visit = request.state.visit
@@ -66,7 +68,7 @@ async def lookup(request: Request) -> Response:
     look = Look(prompt.prompt, prompt.namespace, prompt.tenant, limit)
     looked = await service.frontend.look(look)
     read = service.explainer.lookup(prompt, looked)
-    told = await service.text_work(partial(read, body))
+    told = await service.text_work(partial(read, visit.body))
     headers = ignored_header(ignored)
     return Json(told, headers=headers)
 
@@ -86,6 +88,9 @@ async def _read(request: Request, body: bytes, raws: Raws) -> tuple[TextRequest,
         if len(prompted.requests) > 1:
             raise invalid("prompt", "Look up one prompt at a time")
         return prompted.requests[0], ignored
+    if "input" in raws or "previous_response_id" in raws:
+        response = await of_body(request, body)
+        return replace(response.conversation.request, id=id), response.ignored
     if "system" in raws or "anthropic-version" in request.headers:
         return await _message(request, body, raws, id, tenant)
     chat, _ = await decode(body, ChatRequest, service.large_bodies)

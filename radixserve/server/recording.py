@@ -34,13 +34,13 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._salt = secrets.token_bytes(16)
 
     def note(self, request: TextRequest, began: float, generated: int) -> None:
-        """The answers to ``request`` have ended.
+        """The answers to ``request`` have ended. What passes the cache by is left out.
 
         Args:
             began: Unix time in seconds at which it came.
             generated: Tokens of its answers.
         """
-        if self._lines is None:
+        if self._lines is None or request.cache == "off":
             return
         line = Line(
             timestamp=round(1000 * began),

@@ -97,12 +97,12 @@ def _sizes(tokens: str | None, trace: Trace) -> list[int]:
 
 
 def _count(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d*)?)([kMG]?)", text)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d*)?)([kmg]?)", text.lower(), re.ASCII)
     if found is None:
         raise ConfigError(
             f"--tokens: {text[:40]!r} is no number of tokens; give some like 800k,3M."
         )
-    return round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]])
+    return round(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]])
 
 
 def _curves(trace: Trace, sizes: list[int], grace: float) -> Curves:

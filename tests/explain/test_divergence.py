@@ -91,6 +91,8 @@ def rendered(body: dict[str, Any], *, tools_last: bool = False) -> str:
         ("text_inserted", "Be brief to all.", "Be very brief to all."),
         ("text_removed", "Be very brief to all.", "Be brief to all."),
         ("text", "[1] Otters sleep.\nWho?", "[2] Bread is brown.\nWho?"),
+        ("text_inserted", "Be brief, be kind.", "It is 12:04. Be brief, be kind."),
+        ("text", "who?", "Tell me who? And why?"),
         ("text_removed", "Be brief. Be kind.", "Be brief."),
         ("unwrapped", "Use this: ...\n\nQuestion: who?", "who?"),
         ("reasoning_omitted", "<think>So it is.</think>\n\nYes.", "Yes."),

@@ -16,7 +16,7 @@ from radixserve.lint.logs import TOLD, Faults, Request, read
 from radixserve.lint.recent import Recent
 from radixserve.lint.tokens import About
 from radixserve.simulation import lines
-from tests.lint.logs import RULES, chat, linted, write
+from tests.lint.logs import RULES, chat, linted, tool, write
 
 BODY = chat("Be kind.", "Question?")
 
@@ -35,15 +35,81 @@ def requests(path: Path) -> tuple[list[Request], Faults]:
         {"time": 3, "request": {"headers": {}, "body": BODY}},
         {"request": json.dumps(BODY)},
         [BODY],
+        {"model": "m", "messages": BODY["messages"], "response": {"id": "1"}},
+        {"model": "m", "messages": json.dumps(BODY["messages"])},
+        {"messages": {}, "proxy_server_request": json.dumps(BODY)},
+        {"type": "GENERATION", "model": "m", "input": {"messages": BODY["messages"]}},
+        {"model": "m", "inputs": {"messages": BODY["messages"]}},
+        {"request_body": BODY, "response_body": {}},
     ],
-    ids=["bare", "batch", "anthropic's batch", "nested", "as text", "list"],
+    ids=[
+        "bare",
+        "batch",
+        "anthropic's batch",
+        "nested",
+        "as text",
+        "list",
+        "with an answer",
+        "messages as text",
+        "of a gateway",
+        "of a tracer",
+        "of a chain",
+        "of a proxy",
+    ],
 )
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
 def test_a_request_is_found_in_its_wrapper(tmp_path: Path, name: str, line: Any):
     [found], faults = requests(write(tmp_path / name, [line]))
-    assert found.body == BODY
+    assert BODY.items() <= found.body.items()
     assert [part.pointer for part in found.parts] == ["/messages/0", "/messages/1"]
     assert faults.count == 0
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_over_many_lines_is_read_as_a_whole(tmp_path: Path, indent: int | None):
+    file = tmp_path / "export.json"
+    items = ",\n".join(json.dumps(each, indent=indent) for each in (BODY, {}, BODY))
+    file.write_text(f"[{items}\n]\n")
+    found, faults = requests(file)
+    assert [request.place for request in found] == [f"{file}, item 0", f"{file}, item 2"]
+    assert faults.told == [
+        f"{file}, item 1: no request: it has neither messages nor prompt nor input"
+    ]
+
+
+def test_a_list_that_is_longer_than_a_line_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("radixserve.lint.logs.LONGEST", 1000)
+    file = tmp_path / "export.json"
+    file.write_text(json.dumps([BODY] * 100, indent=2))
+    found, faults = requests(file)
+    assert not found
+    [told] = faults.told
+    assert "one object a line, as jq -c '.[]' writes" in told
+
+
+@pytest.mark.parametrize("around", ["model_parameters", "modelParameters", "optional_params"])
+def test_tools_and_the_model_beside_the_messages_belong_to_the_prompt(tmp_path: Path, around: str):
+    body = chat("Be kind.", "Hi", tools=[tool("find")])
+    messages, tools = body["messages"], body["tools"]
+    lines = [
+        {"model": "m", "messages": messages, around: {"tools": tools}},
+        {"model": "m", around: {"temperature": 0}, "input": {"messages": messages, "tools": tools}},
+    ]
+    found, faults = requests(write(tmp_path / "log.jsonl", lines))
+    assert not faults.count
+    assert [[part.pointer for part in each.parts] for each in found] == [
+        ["/tools", "/messages/0", "/messages/1"]
+    ] * 2
+    assert {each.tenant for each in found} == {"m\n"}
+
+
+def test_a_prompt_that_is_json_stays_a_text(tmp_path: Path):
+    prompts = ['{"question": "Hi"}', "[INST] Hi", "[1, 2]"]
+    found, faults = requests(write(tmp_path / "log.jsonl", [{"prompt": each} for each in prompts]))
+    assert not faults.count
+    assert [each.body["prompt"] for each in found] == prompts
 
 
 def test_anthropics_system_prompt_and_tools_stand_in_front(tmp_path: Path):
@@ -66,7 +132,7 @@ def test_anthropics_system_prompt_and_tools_stand_in_front(tmp_path: Path):
         (b'{"messages": 5}', "no request: messages must be a list"),
         (b'{"messages": "Hi"}', "no request: messages must be a list"),
         (b'{"input": 5}', "no request: input must be a text or a list"),
-        (b'{"prompt": {"a": 1}}', "no request: prompt must be a text or a list"),
+        (b'{"prompt": {"a": 1}}', "neither messages nor prompt nor input"),
         (
             b'{"timestamp": 1, "hash_ids": [1]}',
             "looks like a trace",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,12 @@ def test_tools_of_anthropics_form_are_sorted_as_well():
 
 def test_an_agent_without_tools_sends_none():
     assert layout("agent").body(tools=[], system="s", newest="n").keys() == {"messages"}
+
+
+@pytest.mark.parametrize("example", [{"q": "one", "a": "un"}, ("one",), ("a", "b", "c"), "ab"])
+def test_an_example_that_is_no_pair_is_named(example: Any):
+    with pytest.raises(LayoutError, match=r"examples\[1\] must be a pair"):
+        layout("few_shot").body(instructions="i", examples=[("one", "un"), example], input="two")
 
 
 def test_examples_are_turns_of_the_chat():

@@ -116,8 +116,12 @@ def test_a_server_that_wants_a_key_is_told_so(url: str, key: str | None):
 
 
 def test_a_setting_that_the_server_refuses_is_told_in_its_words(url: str):
-    with Rag(url, api_key=KEY, **SETTINGS) as rag, pytest.raises(ServerError, match="temperature"):
+    with (
+        Rag(url, api_key=KEY, **SETTINGS) as rag,
+        pytest.raises(InvalidRequestError, match="temperature must be between") as caught,
+    ):
         rag.ask("What?", documents("trees"), temperature=7)
+    assert caught.value.param == "temperature"
 
 
 def test_a_server_that_is_down_is_one_line_and_no_order_to_expect():

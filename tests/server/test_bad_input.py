@@ -308,7 +308,12 @@ def test_too_many_prompts_are_refused_before_any_work(client: TestClient, fronte
 
 def test_unknown_routes_and_methods_have_the_same_shape(client: TestClient):
     assert error_of(client.get("/v2/nothing"), 404)["code"] == "unknown_url"
-    assert error_of(client.get("/v1/chat/completions"), 405)["code"] == "method_not_allowed"
+    error = error_of(client.get("/v1/chat/completions"), 405)
+    assert error["code"] == "method_not_allowed"
+    assert error["message"] == "This URL takes POST, not GET."
+    prefix = client.get("/v1/cache/prefixes/support")
+    assert error_of(prefix, 405)["message"] == "This URL takes DELETE, PUT, not GET."
+    assert prefix.headers["allow"] == "DELETE, PUT"
     assert error_of(client.delete("/v1/models"), 405)["code"] == "method_not_allowed"
     assert error_of(client.post("/v1/chat/completions/", json={}), 404)
 

@@ -35,6 +35,19 @@ def test_one_token_that_changed_is_found(tmp_path: Path):
     run(tmp_path, scenario)
 
 
+def test_a_clock_that_is_new_in_front_of_all_is_no_cold_prompt(tmp_path: Path):
+    rules = SYSTEM.replace("It is 2026-11-30 12:04:17 now. ", "")
+
+    async def scenario(server: Stack) -> None:
+        await chat(server, talk(rules))
+        told = await explained(server, await chat(server, talk(f"It is 12:04. {rules}")))
+        assert told["reason"] == "diverged"
+        place = told["diverged"]
+        assert (place["guess"], place["message"], place["character"]) == ("text_inserted", 0, 0)
+
+    run(tmp_path, scenario)
+
+
 def test_a_clock_in_the_system_prompt_is_found_in_message_0(tmp_path: Path):
     async def scenario(server: Stack) -> None:
         await chat(server, talk())

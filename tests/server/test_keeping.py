@@ -16,7 +16,7 @@ from radixserve.server.service import Settings
 from radixserve.server.wire import ChatRequest, PromptCacheOptions
 from radixserve.text.marked import Spot
 from radixserve.text.tokenizer import Tokenizer
-from tests.server.asking import BREAK, CHAT, chat, part, refused, user
+from tests.server.asking import BREAK, CHAT, chat, error_of, part, refused, user
 from tests.server.stack import Stack, stack, usage
 from tests.text.tiny import HERMES
 
@@ -75,6 +75,12 @@ def test_times_that_cannot_be_are_refused_with_their_place(
         "next_request_in": "next_request_in",
     }
     assert refused(chat(client, **fields[where])) == (paths[where], "invalid_value")
+
+
+def test_a_mode_that_cannot_be_is_told_those_that_can(client: TestClient):
+    told = error_of(chat(client, prompt_cache_options={"mode": "auto"}))
+    assert told["message"] == "prompt_cache_options.mode must be one of explicit, implicit."
+    assert told["param"] == "prompt_cache_options.mode"
 
 
 def test_marks_are_taken_out_of_what_is_rendered():
@@ -145,7 +151,8 @@ def test_the_end_of_the_last_message_is_marked_where_options_do_not_say_otherwis
     assert explicit.spots == []
     retained = read(messages, prompt_cache_retention="24h")
     assert retained.spots == [(Spot(message=1), 86_400)]
-    assert read(messages, prompt_cache_retention="in_memory").spots == []
+    for memory in ("in_memory", "in-memory"):  # OpenAI's clients have had both
+        assert read(messages, prompt_cache_retention=memory).spots == []
 
 
 def test_of_many_marks_the_last_ones_count_and_the_others_are_listed():

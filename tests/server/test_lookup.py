@@ -16,17 +16,20 @@ from tests.server.stack import Stack, cached, stack
 from tests.server.tenants.people import bearer, client_of
 
 LOOKUP = "/v1/cache/lookup"
+RESPONSES = "/v1/responses"
 TEXT = "Once upon a time there was a lighthouse at the end of the coast, and a keeper in it."
 
 
 def body(path: str, text: str = TEXT) -> dict[str, Any]:
     if path == COMPLETIONS:
         return {"prompt": text, "max_tokens": 1}
+    if path == RESPONSES:
+        return {"input": text, "instructions": "Be kind.", "max_output_tokens": 16}
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
     return body | ({"system": "Be kind."} if path == MESSAGES else {})
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 def test_it_tells_what_the_request_then_finds(tmp_path: Path, path: str):
     async def scenario() -> None:
         async with stack(tmp_path) as server:
@@ -43,7 +46,8 @@ def test_it_tells_what_the_request_then_finds(tmp_path: Path, path: str):
             usage = answer["usage"]
             found = usage.get("cache_read_input_tokens")
             if found is None:
-                found = usage["prompt_tokens_details"]["cached_tokens"]
+                details = usage.get("input_tokens_details") or usage["prompt_tokens_details"]
+                found = details["cached_tokens"]
             assert told["cached_tokens"] == told["common_tokens"] == found > 0
             assert told["reason"] == "diverged"
             assert told["diverged"]["character"] == TEXT.index("keeper")
@@ -92,13 +96,19 @@ def test_what_was_evicted_is_told_before_it_is_asked(tmp_path: Path):
         {"prompt": [999]},
         {"prompt": "x" * 500},
         {"prompt": "Hi", "best_of": 0},
+        {"input": 5},
+        {"input": []},
+        {"input": "Hi", "temperature": -1},
+        {"input": "Hi", "previous_response_id": "resp_none"},
         {},
     ],
 )
 def test_it_refuses_what_the_request_would_be_refused_for(
     client: TestClient, fields: dict[str, Any]
 ):
-    asked = client.post(COMPLETIONS if "prompt" in fields else CHAT, json=fields)
+    routes = {"prompt": COMPLETIONS, "input": RESPONSES}
+    path = next((path for name, path in routes.items() if name in fields), CHAT)
+    asked = client.post(path, json=fields)
     told = client.post(LOOKUP, json=fields)
     assert asked.status_code == told.status_code >= 400
     assert error_of(asked, asked.status_code) == error_of(told, asked.status_code)

@@ -158,6 +158,19 @@ def test_settings_are_sent(page: Page, frontend: FakeFrontend):
     assert page.one("li.assistant .said").text == ANSWER[:3]
 
 
+def test_pages_are_no_wider_than_a_phone(page: Page):
+    size = page.driver.get_window_size()
+    page.driver.set_window_size(420, 800)
+    wider = "return document.documentElement.scrollWidth - innerWidth"
+    try:
+        assert page.driver.execute_script(wider) <= 0
+        page.one("header a").click()
+        page.wait_text("#tree", "Nothing is cached yet.")
+        assert page.driver.execute_script(wider) <= 0
+    finally:
+        page.driver.set_window_size(size["width"], size["height"])
+
+
 def test_the_tree_is_drawn_and_a_bar_tells_what_it_is(page: Page, frontend: FakeFrontend):
     page.one("header a").click()
     page.wait_text("#tree", "Nothing is cached yet.")

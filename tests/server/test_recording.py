@@ -51,6 +51,13 @@ def test_a_trace_says_what_prompts_share(tmp_path: Path):
     assert times == sorted(times)
 
 
+def test_what_passes_the_cache_by_is_no_part_of_a_trace(tmp_path: Path):
+    prompt = tokens(2 * BLOCK)
+    modes = [{"mode": mode} for mode in ("off", "read-only", "on")]
+    trace = recorded(tmp_path, *({"prompt": prompt, "cache": mode} for mode in modes))
+    assert len(trace.calls) == 2
+
+
 def test_nothing_is_shared_beyond_a_salt(tmp_path: Path):
     prompt = tokens(2 * BLOCK)
     trace = recorded(tmp_path, {"prompt": prompt}, {"prompt": prompt, "cache_salt": "mine"})

@@ -30,7 +30,7 @@ def run(*arguments: object) -> Result:
 
 
 def test_curves_over_sizes(trace: Path):
-    result = run(trace, "--tokens", "3k,1.6k", "--grace", 10, "--json")
+    result = run(trace, "--tokens", "3K,1.6k", "--grace", 10, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["tokens"] == [1600, 3000]

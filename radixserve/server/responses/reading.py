@@ -19,7 +19,7 @@ from radixserve.errors import ContextLengthError, InvalidRequestError
 from radixserve.server.conversation import Conversation, naming_longest, prepared
 from radixserve.server.errors import ApiError, to_api_error
 from radixserve.server.fields import triage, unknown_options
-from radixserve.server.limits import read_json
+from radixserve.server.limits import decode, read_body
 from radixserve.server.responses.fields import RESPONSES_HINTS, RESPONSES_REFUSED, Asked
 from radixserve.server.responses.items import (
     Script,
@@ -78,13 +78,23 @@ async def read(request: Request) -> Ready:
     """The request, rendered and tokenized.
 
     Raises:
+        ApiError, RadixServeError: as ``read_body`` and ``of_body``.
+    """
+    service: Service = request.app.state.service
+    return await of_body(request, await read_body(request, service.settings.body_limit))
+
+
+async def of_body(request: Request, body: bytes) -> Ready:
+    """``request`` with this ``body``, rendered and tokenized.
+
+    Raises:
         ApiError: 400, a field cannot be; 404, what it goes on from is not stored.
         RadixServeError: what ``prepared`` raises.
     """
     service: Service = request.app.state.service
     store: Responses = request.app.state.responses
     tenant = request.state.visit.tenant.name
-    fields, raws = await read_json(request, ResponsesRequest)
+    fields, raws = await decode(body, ResponsesRequest, service.large_bodies)
     ignored = triage(raws, ResponsesRequest, RESPONSES_REFUSED, RESPONSES_HINTS)
     ignored += unknown_options(raws, ComparedCacheOptions)
     sent = _sent(fields)
