@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import os
 import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -37,6 +40,9 @@ WARNING = (
     "Give --api-key or --tenants."
 )
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Why a system takes no more of what is written."""
+
 app = typer.Typer(
     name="radixserve",
     no_args_is_help=True,
@@ -50,12 +56,35 @@ err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def main() -> None:
-    """The entry point: errors that are raised on purpose end in one line, without a traceback."""
+    """The entry point: errors that are raised on purpose end in one line, without a traceback, and
+    so does what cannot be written. Where nobody reads it any more, nothing is said."""
     try:
         app()
     except RadixServeError as error:
-        err.print(f"[bold red]Error:[/] {escape(str(error))}")
-        sys.exit(1)
+        say_why(str(error))
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        say_why(f"{error.filename or 'The output'} cannot be written: {error.strerror}.")
+    finally:
+        give_up_output()
+    sys.exit(1)
+
+
+def say_why(message: str) -> None:
+    """One line, if it can be written."""
+    with contextlib.suppress(OSError):
+        err.print(f"[bold red]Error:[/] {escape(message)}")
+
+
+def give_up_output() -> None:
+    """What could not be written is not tried again when the process ends."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def show_version(wanted: bool) -> None:
@@ -231,5 +260,5 @@ def announce(model: str, url: str) -> None:
 
 def fail(message: str) -> NoReturn:
     """End with one line that says why."""
-    err.print(f"[bold red]Error:[/] {escape(message)}")
+    say_why(message)
     raise typer.Exit(1)

@@ -149,11 +149,14 @@ def let_go(tree: RadixTree, sessions: Sessions, gone: End) -> int:
 
     Neither do the first ``gone.shared`` tokens, which were there before, nor what is kept for
     longer than the end of what is kept: others come back for that. What stays for the sake of those
-    who go on from it is theirs to let go of later.
+    who go on from it is theirs to let go of later, and if it was ``owned`` also theirs to keep.
     """
     at: Node | None = gone.node
     while at is not None and at.kept <= 0:
         at = at.parent
+    if gone.owned:
+        held = sessions.last_before(gone)
+        gone.shared = -(-held // tree.page_size) * tree.page_size
     return _put_back(tree, sessions, gone, DONE, kept=0 if at is None else at.kept)
 
 
@@ -199,13 +202,30 @@ def _put_back(tree: RadixTree, sessions: Sessions, turn: End, rank: int, *, kept
             at.account.order.add(at)
         tree.join(at)
         at = above
-    if at is not None and rank == DONE:
+    if at is not None and rank == DONE and at.end > shared:
         sessions.inherit(at, shared)
-    if at is end:
+    if at is not None and rank == DONE and turn.owned:
+        _leave_to_others(tree, at, shared, kept)
+    elif at is end:
         tree.join(end)
     if seam is not None:
         tree.join(seam)
     return pages
+
+
+def _leave_to_others(tree: RadixTree, node: Node, shared: int, kept: int) -> None:
+    """What of the path to ``node``, behind ``shared`` tokens, is kept no longer than ``kept`` says,
+    is so from now on as those say who go on from it. O(edges + their children)."""
+    at: Node | None = node
+    while at is not None and at.parent is not None and at.attached:
+        if at.end <= shared or not 0 < at.kept <= kept:
+            break
+        above = at.parent
+        _set(at, max([0, *(child.kept for child in at.children or ())]))
+        tree.join(at)
+        at = above
+    if at is not None:
+        tree.join(at)
 
 
 def forget(node: Node) -> None:

@@ -335,7 +335,7 @@ class Lease:
         found -= found % self._cache.page_size
         session = self.namespace, keeping.session
         if keeping.session:
-            account.sessions.put(session, end, found)
+            account.sessions.put(session, end, found, owned=keeping.owned)
         elif keeping.next_in is not None:
             account.sessions.put(session, end, 0)  # for a moment
         if keeping.turn:

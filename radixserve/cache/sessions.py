@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
 
-from radixserve.cache.node import Node, Root
+from radixserve.cache.node import Node, Root, walk
 
-MOST = 4096
+MOST = 2**14
 """Names of one tenant; of more, those that had no turn for longest are forgotten."""
+FEW = 256
+"""Nodes that are rather looked at one by one than all names."""
 ENDLESS = 1 << 62
 """Longer than anything is."""
 
@@ -49,6 +52,8 @@ class End:
     """Tokens of it, in whole blocks, that were there before and are not its own to let go of."""
     session: Name | None = None
     """The conversation that it is a turn of."""
+    owned: bool = False
+    """See ``Keeping``: what others with names have of it is known when it is over."""
 
     @property
     def node(self) -> Node:
@@ -64,11 +69,13 @@ class End:
 class Sessions:
     """The ends of all that have names."""
 
-    __slots__ = ("_at", "_ends")
+    __slots__ = ("_at", "_ends", "_turns")
 
     def __init__(self) -> None:
         self._ends: OrderedDict[Name, End] = OrderedDict()
         self._at: dict[Node, Place] = {}
+        self._turns: dict[Name, set[Name]] = {}
+        """By their conversations."""
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -80,13 +87,23 @@ class Sessions:
         """Where it ends. O(1)."""
         return self._ends[name]
 
-    def put(self, name: Name, node: Node, found: int, session: Name | None = None) -> None:
+    def put(
+        self,
+        name: Name,
+        node: Node,
+        found: int,
+        session: Name | None = None,
+        *,
+        owned: bool = False,
+    ) -> None:
         """It ends where ``node`` does now; ``found`` tokens of this turn, in whole blocks, were
         cached before. A turn says which conversation's it is. O(1), and O(names of the node)
         when it was cut and has grown since."""
         before = self.pop(name)
-        shared = before.shared if before else found
-        self._ends[name] = End(self._enter(name, node), node.end, shared, session)
+        shared = 0 if owned else before.shared if before else found
+        self._ends[name] = End(self._enter(name, node), node.end, shared, session, owned)
+        if session is not None:
+            self._turns.setdefault(session, set()).add(name)
         if len(self._ends) > MOST:
             self.pop(next(iter(self._ends)))
 
@@ -94,12 +111,12 @@ class Sessions:
         """It is over, and where it ended; None if there is none of this name.
 
         With a conversation its turns are. After its last turn a conversation ends where that began.
-        O(names).
+        O(turns).
         """
         found = self.pop(name)
         if found is None:
             return None
-        for turn in [each for each, end in self._ends.items() if end.session == name]:
+        for turn in list(self._turns.get(name, ())):
             self.pop(turn)
         if found.session is not None and found.session in self._ends:
             self._step_back(found.session, found)
@@ -107,21 +124,42 @@ class Sessions:
 
     def pop(self, name: Name) -> End | None:
         """Forget it, and where it ended; None if there is none of this name. O(1)."""
-        found = self._ends.pop(name, None)
-        if found is not None:
-            self._leave(name, found.place)
+        if name not in self._ends:
+            return None
+        found = self._strike_out(name)
+        self._leave(name, found.place)
         return found
 
     def any_at(self, node: Node) -> bool:
         """Whether anything ends in ``node``. O(1)."""
         return node in self._at
 
+    def last_before(self, gone: End) -> int:
+        """Tokens of ``gone``, which is over, behind which something else ends; the most, or 0.
+        O(edges + names of their nodes)."""
+        at: Node | None = gone.node
+        while at is not None:
+            place = self._at.get(at)
+            ends = (self._ends[name].tokens for name in place.names) if place is not None else ()
+            if last := max((each for each in ends if each <= gone.tokens), default=0):
+                return last
+            at = at.parent
+        return 0
+
     def inherit(self, node: Node, shared: int) -> None:
         """What ended behind ``node``, and had all but ``shared`` tokens of the path to it for its
-        own, is over: those that go on from there have it now. O(names + nodes above their ends)."""
-        passes = {node: True}
-        for end in self._ends.values():
-            if shared < end.shared <= node.end and _passes(end.node, passes):
+        own, is over: those that go on from there have it now. O(names below), and where more than a
+        few nodes are there O(names + nodes above their ends)."""
+        below = list(islice(walk(node), FEW + 1))
+        if len(below) <= FEW:
+            places = (self._at[each] for each in below if each in self._at)
+            ends = [self._ends[name] for place in places for name in place.names]
+        else:
+            passes = {node: True}
+            longer = (end for end in self._ends.values() if shared < end.shared <= node.end)
+            ends = [end for end in longer if _passes(end.node, passes)]
+        for end in ends:
+            if shared < end.shared <= node.end:
                 end.shared = shared
 
     def move(self, node: Node, to: Node | None) -> None:
@@ -132,7 +170,7 @@ class Sessions:
             return
         if to is None:
             for name in place.names:
-                del self._ends[name]
+                self._strike_out(name)
             return
         place.node = to
         if to.end < node.end:
@@ -168,8 +206,12 @@ class Sessions:
     def sound(self) -> bool:
         """Whether both ways to look at them agree, and all end where they say. O(names)."""
         there = {(name, place) for place in self._at.values() for name in place.names}
+        turns = {(name, session) for session, each in self._turns.items() for name in each}
+        ends = self._ends.items()
         return (
-            there == {(name, end.place) for name, end in self._ends.items()}
+            there == {(name, end.place) for name, end in ends}
+            and turns == {(name, end.session) for name, end in ends if end.session is not None}
+            and all(self._turns.values())
             and all(node is place.node and place.names for node, place in self._at.items())
             and all(
                 isinstance(end.node, Root) or end.node.start < end.tokens <= end.node.end
@@ -178,6 +220,15 @@ class Sessions:
         )
 
     # Below here: the parts of the above
+
+    def _strike_out(self, name: Name) -> End:
+        end = self._ends.pop(name)
+        if end.session is not None:
+            turns = self._turns[end.session]
+            turns.discard(name)
+            if not turns:
+                del self._turns[end.session]
+        return end
 
     def _step_back(self, name: Name, turn: End) -> None:
         """If ``turn`` was the last one of a conversation, this ends where it began."""

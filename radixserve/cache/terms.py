@@ -137,6 +137,9 @@ class Keeping(msgspec.Struct, frozen=True, array_like=True):
     """Seconds from its end on after which the next request is expected that goes on from it."""
     turn: str = ""
     """A name of its own, where others may go on from it; empty for none."""
+    owned: bool = False
+    """Whether all of the conversation is its own to let go of, also what was there before, and kept
+    for its sake alone: when it ends, what stays is kept as those want it who go on from it."""
 
     def __bool__(self) -> bool:
         return bool(self.marks or self.session or self.turn or self.next_in is not None)

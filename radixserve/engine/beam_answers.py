@@ -62,8 +62,7 @@ async def beam_answers(
             search.advance([each.sampled[0] for each in ends])
     for index, beam in enumerate(search.best(request.n)):
         counts = replace(usage, completion_tokens=len(beam.sampled))
-        if not index:
-            counts = replace(counts, shared_pages=shared)
+        counts = replace(counts, kept=None) if index else replace(counts, shared_pages=shared)
         whole = _whole(request, names[index], beam, counts)
         news = Answer(index, request, tokenizer).take(
             replace(whole, waited=None if index else waited)
@@ -90,6 +89,7 @@ def _steps(
             follows=not first,
             cache=request.cache,
             deadline=asked + request.timeout if first and request.timeout is not None else None,
+            keeping=request.keeping if first else None,
         )
         for name, beam in zip(names, search.running, strict=False)
     ]

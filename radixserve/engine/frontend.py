@@ -189,16 +189,11 @@ class Frontend(Protocol):
     async def reset_prefix_cache(self, tenants: Collection[str] | None = None) -> Purge:
         """Forget every cached prefix, or all of some tenants; running requests keep what they hold.
 
-        Raises:
-            EngineDeadError: the step loop has ended.
+        Once the step loop has ended nothing is cached, and nothing has to be forgotten.
         """
 
     async def purge(self, namespace: bytes) -> Purge:
-        """Forget what is cached for requests of this namespace; those that run keep what they hold.
-
-        Raises:
-            EngineDeadError: the step loop has ended.
-        """
+        """The same of requests of this namespace."""
 
     async def survey(self, limit: int, tenant: str | None = None) -> TreeView:
         """At most ``limit`` nodes of the cache's tree, of all tenants or of one.
@@ -216,11 +211,8 @@ class Frontend(Protocol):
 
     async def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
         """Nobody goes on with a conversation: what it alone has cached goes before all else of its
-        tenant. Returns how many pages that are; None: there is no such conversation.
-
-        Raises:
-            EngineDeadError: the step loop has ended.
-        """
+        tenant. Returns how many pages that are, none once the step loop has ended, and with it all
+        that was cached; None: there is no such conversation."""
 
     async def emptied(self, known: int) -> int:
         """How often all that was cached was lost to a fault, with the engine's process or without

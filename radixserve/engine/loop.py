@@ -196,11 +196,11 @@ class EngineLoop:
         self._send(Dropped(purge))
 
     def _end_session(self, command: EndSession) -> None:
-        pages = None
         try:
             pages = self._core.end_session(command.tenant, command.namespace, command.session)
         except LostError as error:
             self._tell_all(error)
+            pages = 0  # it is over with all that was cached
         self._send(SessionEnded(pages))
 
     def _tell_all(self, error: LostError) -> None:

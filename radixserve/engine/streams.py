@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -42,17 +42,17 @@ from radixserve.engine.messages import (
     Surveyed,
 )
 from radixserve.engine.process.grammar_trials import GrammarTrials
-from radixserve.errors import (
-    EngineDeadError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from radixserve.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from radixserve.scheduling.grammar import Grammar
 from radixserve.tenant import Terms
 from radixserve.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 LATELY = 64
 """Answers whose ends tell how fast the queue drains."""
+LAST_WORD = 1.0
+"""Seconds that the engine has, once a request's time is over, to say what is kept of it."""
 
 
 class Deadline:
@@ -95,40 +95,42 @@ class Streams:
             self.send(Add(sequences, asked))
             held: dict[str, TextDelta] = {}
             """The ends of answers that the engine has yet to say of what is kept of them."""
+            late = False
             while answers or held:
                 news = await inbox.get()
-                if isinstance(news, Exception | Deadline):
+                if isinstance(news, Exception) or (isinstance(news, Deadline) and late):
                     for delta in held.values():
                         yield delta
-                    if isinstance(news, Deadline):
-                        for delta in _cut(answers, request):
-                            yield delta
-                    elif answers:
+                    if isinstance(news, Exception) and answers:
                         raise news
                     return
-                if news.id in held:
-                    if news.finish is not None:
+                if isinstance(news, Deadline):
+                    late, running = True, True
+                    told = _cut(answers, request)
+                elif news.id in answers:
+                    running = news.finish is None
+                    told = [(answers[news.id], answers[news.id].take(news))]
+                else:
+                    if news.id in held and news.finish is not None:
                         self._forget(news.id, running=False)
                         yield knowing(held.pop(news.id), news)
                     continue
-                answer = answers.get(news.id)
-                if answer is None:
-                    continue
-                delta = answer.take(news)
-                if answer.finished:
-                    self._ended.append(time.monotonic())
-                    del answers[news.id]
-                    if news.finish is None and answer.keeps:
-                        self._abort(news.id)
-                        held[news.id] = delta
-                        continue
-                    self._forget(news.id, running=news.finish is None)
-                yield delta
+                for answer, delta in told:
+                    if answer.finished:
+                        self._ended.append(time.monotonic())
+                        del answers[answer.id]
+                        if running and answer.keeps:
+                            self._abort(answer.id)
+                            held[answer.id] = delta
+                            continue
+                        self._forget(answer.id, running=running)
+                    yield delta
 
     @contextlib.contextmanager
     def seats(self, identities: Sequence[str], timeout: float | None) -> Iterator[Inbox]:
         """Where news of these sequences come, which count as under way until it is left; then they
-        are aborted, if they have not ended. After ``timeout`` seconds a ``Deadline`` comes.
+        are aborted, if they have not ended. After ``timeout`` seconds a ``Deadline`` comes, and one
+        more ``LAST_WORD`` later.
 
         Raises:
             InvalidRequestError: there are more than can ever be under way.
@@ -147,11 +149,11 @@ class Streams:
         inbox: Inbox = asyncio.Queue()
         for identity in identities:
             self._inboxes[identity] = inbox
-        alarm = _alarm(inbox, timeout)
+        alarms = _alarms(inbox, timeout)
         try:
             yield inbox
         finally:
-            if alarm is not None:
+            for alarm in alarms:
                 alarm.cancel()
             for identity in identities:
                 self._forget(identity, running=True)
@@ -353,16 +355,21 @@ class Asking:
             yield SetPublic(list(self._public))
 
     async def reset_prefix_cache(self, tenants: Collection[str] | None = None) -> Purge:
-        purge: Purge = await self._streams.ask(Reset(None if tenants is None else list(tenants)))
-        return purge
+        command = Reset(None if tenants is None else list(tenants))
+        return await self._lost_anyway(command, Purge(0, 0))
 
     async def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
-        pages: int | None = await self._streams.ask(EndSession(tenant, namespace, session))
-        return pages
+        return await self._lost_anyway(EndSession(tenant, namespace, session), 0)
 
     async def purge(self, namespace: bytes) -> Purge:
-        purge: Purge = await self._streams.ask(Forget(namespace))
-        return purge
+        return await self._lost_anyway(Forget(namespace), Purge(0, 0))
+
+    async def _lost_anyway(self, command: Answered, nothing: T) -> T:
+        """What the engine answers to ``command``, which forgets something that is cached: it does
+        ``nothing`` where that is lost with the engine."""
+        with contextlib.suppress(EngineDeadError):
+            nothing = await self._streams.ask(command)
+        return nothing
 
     async def survey(self, limit: int, tenant: str | None = None) -> TreeView:
         tree: TreeView = await self._streams.ask(Survey(limit, tenant))
@@ -376,18 +383,18 @@ class Asking:
         return self._streams.retry_after()
 
 
-def _alarm(inbox: Inbox, timeout: float | None) -> asyncio.TimerHandle | None:
-    if timeout is None:
-        return None
-    return asyncio.get_running_loop().call_later(timeout, inbox.put_nowait, Deadline())
+def _alarms(inbox: Inbox, timeout: float | None) -> list[asyncio.TimerHandle]:
+    times = () if timeout is None else (timeout, timeout + LAST_WORD)
+    later = asyncio.get_running_loop().call_later
+    return [later(each, inbox.put_nowait, Deadline()) for each in times]
 
 
-def _cut(answers: dict[str, Answer], request: TextRequest) -> list[TextDelta]:
-    """The ends of answers whose time is over.
+def _cut(answers: dict[str, Answer], request: TextRequest) -> list[tuple[Answer, TextDelta]]:
+    """Answers whose time is over, each with its end.
 
     Raises:
         DeadlineError: there is not a single token to end with.
     """
     if len(answers) == request.n and not any(answer.begun for answer in answers.values()):
         raise not_begun(request)
-    return [answer.cut() for answer in answers.values()]
+    return [(answer, answer.cut()) for answer in answers.values()]

@@ -207,7 +207,7 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
-    app.state.responses = Responses()
+    app.state.responses = Responses(service.end_session_soon)
     app.state.prefixes = prefixes or Prefixes()
     for each in (app.state.responses, app.state.prefixes):
         service.tenants.forgetting.append(each.forget)

@@ -155,9 +155,8 @@ async def end_session(request: Request) -> Response:
     if "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
         salt, raws = await read_json(request, Salt, LARGEST_PURGE)
         _check_known(raws, Salt)
-    own = visit.tenant.name
-    namespace = of_tenant(own or None, narrowed(salt.cache_salt, salt.extra_key))
-    pages = await service.frontend.end_session(own, namespace, session)
+    narrow = narrowed(salt.cache_salt, salt.extra_key)
+    pages = await service.end_session(visit.tenant.name, narrow, session)
     if pages is None:
         raise absent(
             "session",

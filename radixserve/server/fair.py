@@ -39,17 +39,22 @@ class FairLru(Generic[K, V]):
         """Bytes of all that is kept."""
         return self._size
 
-    def put(self, tenant: str, key: K, value: V, size: int) -> None:
-        """Keep ``value``, if it is not too large by itself. O(what has to go · tenants)."""
+    def put(self, tenant: str, key: K, value: V, size: int) -> list[tuple[str, K, V]]:
+        """Keep ``value``, if it is not too large by itself. Returns what is not kept for that, or
+        any more: whose, and under which key. O(what has to go · tenants)."""
         with self._lock:
             self._remove(tenant, key)
             if size > self._most_bytes:
-                return
+                return [(tenant, key, value)]
             self._kept.setdefault(tenant, OrderedDict())[key] = value, size
             self._add(tenant, 1, size)
+            gone = []
             while self._count > self._most or self._size > self._most_bytes:
                 largest = max(self._bytes, key=lambda name: self._bytes[name])
-                self._remove(largest, next(iter(self._kept[largest])))
+                oldest, (lost, _) = next(iter(self._kept[largest].items()))
+                self._remove(largest, oldest)
+                gone.append((largest, oldest, lost))
+            return gone
 
     def get(self, tenant: str, key: K) -> V | None:
         """The value, which counts as used; None if there is none. O(1)."""

@@ -125,7 +125,7 @@ def usual_times(fields: CommonFields) -> tuple[int, int | None]:
         ttl = DEFAULT_TTL if options.ttl is None else options.ttl
         usual = seconds_of(ttl, "prompt_cache_options.ttl")
         return usual, None if options.mode == "explicit" else usual
-    if retention is not None and retention not in RETENTION:
+    if retention and retention not in RETENTION:
         message = "prompt_cache_retention must be in_memory or 24h"
         raise invalid("prompt_cache_retention", message)
     return seconds_of(DEFAULT_TTL, "ttl"), RETENTION.get(retention or "")
@@ -153,7 +153,7 @@ def said_besides(fields: CommonFields, headers: Headers) -> tuple[Keeping, list[
 def _session(fields: CommonFields, headers: Headers) -> tuple[str, list[str]]:
     """The session's name, empty if it has none; and the header that cannot name one."""
     for param in ("session_id", "prompt_cache_key"):
-        if (name := getattr(fields, param)) is not None:
+        if name := getattr(fields, param):
             check_session(name, param)
             return name, []
         for header in SESSION_HEADERS if param == "session_id" else ():

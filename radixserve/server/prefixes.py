@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixserve.cache.namespace import of_tenant
-from radixserve.errors import ConfigError, EngineDeadError, RadixServeError, what_is_wrong
+from radixserve.errors import ConfigError, RadixServeError, what_is_wrong
 from radixserve.server.errors import AnswerError, ApiError
 from radixserve.server.fields import triage
 from radixserve.server.limits import decode, read_body
@@ -32,7 +31,7 @@ from radixserve.server.prewarm import Prewarmed, PrewarmRequest, drafted, warmed
 from radixserve.server.service import Service, until_gone
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.registry import Registry
-from radixserve.server.tenants.visit import Visit
+from radixserve.server.tenants.visit import Visit, forbidden
 from radixserve.server.wire import invalid
 from radixserve.tenants.file import EVERYBODY, NAME
 
@@ -96,9 +95,12 @@ class Prefixes:
         """The tenant, the name, and what each is made of, also of what could not be computed."""
         return [(tenant, name, fields) for (tenant, name), fields in self._known.items()]
 
-    def has(self, tenant: str, name: str, fields: PrewarmRequest) -> bool:
-        """Whether the tenant's one of that name is made of these very ``fields``."""
-        return self._known.get((tenant, name)) is fields
+    def stands_for(self, tenant: str, name: str, fields: PrewarmRequest) -> bool:
+        """Whether the tenant's one of that name computes the same as ``fields``."""
+        known = self._known.get((tenant, name))
+        if known is None or known is fields:
+            return known is fields
+        return _session(name, known) == _session(name, fields)
 
     def get(self, tenant: str, name: str) -> PrewarmRequest:
         """What it is made of.
@@ -107,13 +109,7 @@ class Prefixes:
             ApiError: 404, the tenant has no such prefix.
         """
         if (tenant, name) not in self._known:
-            raise ApiError(
-                status=404,
-                message=f"You have no prefix {name[:64]!r}: name one with PUT "
-                "/v1/cache/prefixes/NAME.",
-                param="prefix",
-                code="prefix_not_found",
-            )
+            raise _not_named(name)
         return self._known[tenant, name]
 
     def remove(self, tenant: str, name: str) -> None:
@@ -216,23 +212,50 @@ def check_name(name: str) -> None:
         raise invalid("prefix", message + "of the first two")
 
 
+def _not_named(name: str) -> ApiError:
+    return ApiError(
+        status=404,
+        message=f"You have no prefix {name[:64]!r}: name one with PUT /v1/cache/prefixes/NAME.",
+        param="prefix",
+        code="prefix_not_found",
+    )
+
+
 async def put_prefix(request: Request) -> Response:
     """Compute what these chats begin with and keep it under a name, in place of what had it."""
     service: Service = request.app.state.service
-    name = request.path_params["prefix"]
+    prefixes: Prefixes = request.app.state.prefixes
+    visit: Visit = request.state.visit
+    tenant, name = visit.tenant.name, request.path_params["prefix"]
     check_name(name)
     body = await read_body(request, service.settings.body_limit)
     fields, raws = await decode(body, PrewarmRequest, service.large_bodies)
     ignored = triage(raws, PrewarmRequest, {})
     check_model(fields.model, service.frontend.card)
-    return await _warm(request, name, fields, ignored)
+    drafted(fields, request.headers, prefix_cache=service.frontend.card.prefix_cache)
+    with prefixes.room(tenant, name):
+        try:
+            work = _computed(service, visit, name, fields, request.headers, ignored)
+            shown, headers = await until_gone(request.receive, work)
+            if service.tenants.named(tenant) is None:
+                raise forbidden("This key may not name prefixes any more.")
+            before = prefixes.put(tenant, fields, shown)
+        finally:
+            _let_go(service, prefixes, tenant, name, fields)
+    if before is not None:
+        _let_go(service, prefixes, tenant, name, before)
+    return Response(msgspec.json.encode(shown), headers=headers, media_type="application/json")
 
 
 async def warm_prefix(request: Request) -> Response:
     """Compute it again, as far as it is not cached any more, and keep it anew."""
+    service: Service = request.app.state.service
     prefixes: Prefixes = request.app.state.prefixes
-    name = request.path_params["prefix"]
-    return await _warm(request, name, prefixes.get(request.state.visit.tenant.name, name), [])
+    work = _again(
+        service, prefixes, request.state.visit, request.path_params["prefix"], request.headers
+    )
+    shown, headers = await until_gone(request.receive, work)
+    return Response(msgspec.json.encode(shown), headers=headers, media_type="application/json")
 
 
 async def list_named(request: Request) -> Response:
@@ -249,17 +272,19 @@ async def drop_prefix(request: Request) -> Response:
     tenant, name = request.state.visit.tenant.name, request.path_params["prefix"]
     fields = prefixes.get(tenant, name)
     prefixes.remove(tenant, name)
-    pages = await _let_go(service, tenant, name, fields)
+    narrow = narrowed(fields.cache_salt, fields.extra_key)
+    pages = await service.end_session(tenant, narrow, _session(name, fields)) or 0
     shown = {"name": name, "object": "prefix", "deleted": True, "released_pages": pages}
     return Response(msgspec.json.encode(shown), media_type="application/json")
 
 
-async def _let_go(service: Service, tenant: str, name: str, fields: PrewarmRequest) -> int:
-    """Nobody calls what is made of ``fields`` so any more. Returns how many pages it alone had."""
-    namespace = of_tenant(tenant or None, narrowed(fields.cache_salt, fields.extra_key))
-    with suppress(EngineDeadError):  # then nothing is cached any more
-        return await service.frontend.end_session(tenant, namespace, _session(name, fields)) or 0
-    return 0
+def _let_go(
+    service: Service, prefixes: Prefixes, tenant: str, name: str, fields: PrewarmRequest
+) -> None:
+    """What is made of ``fields`` goes before all else, unless the name stands for it."""
+    if not prefixes.stands_for(tenant, name, fields):
+        narrow = narrowed(fields.cache_salt, fields.extra_key)
+        service.end_session_soon(tenant, narrow, _session(name, fields))
 
 
 def _session(name: str, fields: PrewarmRequest) -> str:
@@ -280,7 +305,7 @@ async def stay_warm(service: Service, prefixes: Prefixes) -> None:
 async def _warm_all(service: Service, prefixes: Prefixes) -> None:
     """One after the other. Each that cannot be computed is logged, and the others go on."""
     for owner, name, fields in prefixes.all():
-        if not prefixes.has(owner, name, fields):
+        if not prefixes.stands_for(owner, name, fields):
             continue  # somebody has changed it meanwhile
         tenant = service.tenants.named(owner)
         if tenant is None:
@@ -289,30 +314,34 @@ async def _warm_all(service: Service, prefixes: Prefixes) -> None:
         visit = Visit(tenant, service.tenants.meter(tenant), Tally())
         try:
             check_model(fields.model, service.frontend.card)
-            shown, _ = await _computed(service, visit, name, fields, Headers())
+            shown, _ = await _again(service, prefixes, visit, name, Headers())
         except (ApiError, AnswerError, RadixServeError) as error:
-            log.error("prefix %s: %s", name, error)
+            if prefixes.stands_for(owner, name, fields):
+                log.error("prefix %s: %s", name, error)
         else:
-            if prefixes.has(owner, name, fields):
-                prefixes.put(owner, fields, shown)
             log.info("prefix %s: %d tokens, %s", name, shown.tokens, shown.keep)
         finally:
             visit.leave()
 
 
-async def _warm(
-    request: Request, name: str, fields: PrewarmRequest, ignored: list[str]
-) -> Response:
-    service: Service = request.app.state.service
-    prefixes: Prefixes = request.app.state.prefixes
-    visit: Visit = request.state.visit
-    with prefixes.room(visit.tenant.name, name):
-        work = _computed(service, visit, name, fields, request.headers, ignored)
-        shown, headers = await until_gone(request.receive, work)
-        before = prefixes.put(visit.tenant.name, fields, shown)
-    if before is not None and _session(name, before) != _session(name, fields):
-        await _let_go(service, visit.tenant.name, name, before)
-    return Response(msgspec.json.encode(shown), headers=headers, media_type="application/json")
+async def _again(
+    service: Service, prefixes: Prefixes, visit: Visit, name: str, headers: Headers
+) -> tuple[PrefixObject, dict[str, str]]:
+    """As ``_computed``, of what has that name, and has it still in the end.
+
+    Raises:
+        ApiError: 404, nothing has, or nothing any more.
+    """
+    tenant = visit.tenant.name
+    fields = prefixes.get(tenant, name)
+    try:
+        shown, said = await _computed(service, visit, name, fields, headers)
+        if not prefixes.stands_for(tenant, name, fields):
+            raise _not_named(name)
+        prefixes.put(tenant, fields, shown)
+    finally:
+        _let_go(service, prefixes, tenant, name, fields)
+    return shown, said
 
 
 async def _computed(
@@ -324,10 +353,9 @@ async def _computed(
     ignored: Sequence[str] = (),
 ) -> tuple[PrefixObject, dict[str, str]]:
     """As it is shown from now on, and the headers of an answer that shows it."""
-    wanted = replace(
-        fields, session_id=_session(name, fields), ttl=TTL if fields.ttl is None else fields.ttl
-    )
-    done, said = await warmed(service, visit, wanted, headers, ignored)
+    wanted = replace(fields, ttl=TTL if fields.ttl is None else fields.ttl)
+    session = _session(name, fields)
+    done, said = await warmed(service, visit, wanted, headers, ignored, name=session)
     counts = msgspec.structs.asdict(done)
     del counts["object"]
     return PrefixObject(name=name, created_at=int(time.time()), **counts), said

@@ -115,12 +115,15 @@ async def warmed(
     fields: PrewarmRequest,
     headers: Headers,
     ignored: Sequence[str] = (),
+    *,
+    name: str | None = None,
 ) -> tuple[Prewarmed, dict[str, str]]:
     """What it came to, once it is computed, and the headers of an answer that says so.
 
     Args:
         headers: Of the request.
         ignored: Fields of it that are known to have no effect.
+        name: Of a session that owns all of it, in place of the one that is sent.
 
     Raises:
         ApiError: 400, a field cannot be.
@@ -130,6 +133,9 @@ async def warmed(
         RadixServeError, AnswerError: it could not be computed.
     """
     asked, without_effect, canonical = await _asked(service, visit.tenant.name, fields, headers)
+    if name is not None:
+        keeping = replace(asked.keeping or Keeping(), session=name, owned=True)
+        asked = replace(asked, keeping=keeping)
     visit.tally.explain = bool(fields.explain)
     async with aclosing(service.answers([asked], visit)) as deltas:
         async for _ in deltas:

@@ -146,13 +146,11 @@ async def _serve(app: Starlette, listener: socket.socket, announce: Announce) ->
         )
         host, port = listener.getsockname()[:2]
         server.ready = lambda: announce(frontend.card.name, _url(host, port))
+        server.taken = lambda error: _cannot_listen(host, port, error)
         # uvicorn takes the signals over, and raises them again when it has ended.
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, _stopped_already)
-        try:
-            await server.serve(sockets=[listener])
-        except OSError as error:
-            raise _cannot_listen(host, port, error) from error
+        await server.serve(sockets=[listener])
     finally:
         await frontend.stop()
 
@@ -161,6 +159,8 @@ class Server(uvicorn.Server):
     """Drains before it stops."""
 
     ready: Callable[[], None]
+    taken: Callable[[OSError], ConfigError]
+    """What it means that nobody can listen any more."""
 
     def __init__(self, config: uvicorn.Config, service: Service):
         super().__init__(config)
@@ -169,8 +169,15 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready()
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            raise self.taken(error) from error
+        try:
+            self.ready()
+        except BaseException:  # also that of a terminal that is gone
+            await self.shutdown(sockets)
+            raise
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets running requests finish; any second one ends at once."""

@@ -15,6 +15,8 @@ import anyio.to_thread
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from radixserve.cache.namespace import of_tenant
+from radixserve.cache.terms import Kept
 from radixserve.engine.frontend import Frontend, TextDelta, TextRequest
 from radixserve.engine.messages import Usage
 from radixserve.errors import (
@@ -119,6 +121,7 @@ class Service:
     draining: bool = False
     """Whether the server goes down as soon as what runs has ended."""
     _text_work: anyio.CapacityLimiter = field(init=False)
+    _ending: set[asyncio.Task[int | None]] = field(default_factory=set)
     _dialect: Dialect | None = None
 
     def __post_init__(self) -> None:
@@ -157,6 +160,18 @@ class Service:
                 f"{waiting} requests are waiting already; try again later.",
                 retry_after=self.frontend.retry_after(),
             )
+
+    async def end_session(self, tenant: str, narrow: bytes, session: str) -> int | None:
+        """As ``Frontend.end_session``, of a conversation in ``narrow``, a part of the tenant's
+        cache."""
+        namespace = of_tenant(tenant or None, narrow)
+        return await self.frontend.end_session(tenant, namespace, session)
+
+    def end_session_soon(self, tenant: str, narrow: bytes, session: str) -> None:
+        """The same where nobody waits to hear of it."""
+        task = asyncio.create_task(self.end_session(tenant, narrow, session))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def text_work(self, work: Callable[[], T]) -> T:
         """Run ``work``, which renders or tokenizes, on a thread."""
@@ -301,8 +316,10 @@ class Service:
 
 def _empty(request: TextRequest) -> Iterator[TextDelta]:
     """The ends of answers that have not begun in time."""
-    usage = Usage(count(request.prompt), 0, 0)
+    marked = request.keeping is not None and request.keeping.marks
+    kept = Kept("refused", 0) if marked else None
     for index in range(request.n):
+        usage = Usage(count(request.prompt), 0, 0, kept=None if index else kept)
         yield TextDelta(index=index, finish="length", stop="deadline", usage=usage)
 
 

@@ -339,7 +339,7 @@ class Simulation:
         tenant = lease.account
         before, room = tenant.kept.total(cache.time), tenant.quota.keep
         next_in = rng.choice((None, rng.randrange(60), rng.randrange(9000)))
-        keeping = Keeping(marks, session, rng.random() < 0.1, next_in, turn)
+        keeping = Keeping(marks, session, rng.random() < 0.1, next_in, turn, known % 5 == 0)
         kept = cache.finish(lease, keeping, lease.reused)
         if kept is None:
             assert not marks

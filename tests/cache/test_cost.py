@@ -68,24 +68,35 @@ def test_pages_go_as_easily_where_a_thousand_conversations_end(blocks: int):
     assert many < 2 * few
 
 
-def test_the_end_of_a_branch_costs_each_name_and_each_node_once():
+@pytest.mark.parametrize("edges", [20, 150, 600])
+def test_the_end_of_a_branch_costs_each_name_and_each_node_once(edges: int):
     """Each conversation began behind the first block, and goes on along all of the others."""
+    cache, packed = chain(edges, 16 * edges)
+    prompt = unpack(packed)
+    for number in range(300):
+        for length in (8, len(prompt)):
+            lease = prefill(cache, prompt[:length])
+            cache.finish(lease, Keeping(session=str(number)), 4)
+    cache.finish(prefill(cache, prompt[:8]), Keeping(session="first"))
+    cost = bytecodes(lambda: cache.end_session(OPEN, b"", "first"))
+    cache.check()
+    assert 1000 < cost < 100 * (300 + 2 * edges)
+
+
+def test_the_end_of_a_branch_costs_nothing_for_names_elsewhere():
     costs = []
-    for edges in (20, 200):
-        cache, packed = chain(edges, 16 * edges)
-        prompt = unpack(packed)
-        for number in range(300):
-            for length in (8, len(prompt)):
-                lease = prefill(cache, prompt[:length])
-                cache.finish(lease, Keeping(session=str(number)), 4)
-        lease = prefill(cache, [7, *prompt])
-        cache.finish(lease, Keeping(session="other"))
-        with prefill(cache, [7, *prompt[:100]]):
+    for count in (10, 1000):
+        cache = PrefixCache(200, 4)
+        for number in range(count):
+            cache.finish(prefill(cache, range(40)), Keeping(session=str(number)))
+        other = [7, *range(40)]
+        cache.finish(prefill(cache, other), Keeping(session="other"))
+        with prefill(cache, other[:20]):
             costs.append(bytecodes(lambda cache=cache: cache.end_session(OPEN, b"", "other")))
         cache.check()
     few, many = costs
-    assert few > 1000
-    assert many < 3 * few
+    assert few > 100
+    assert many < 2 * few
 
 
 def chain(edges: int, tokens: int) -> tuple[PrefixCache, bytes]:

@@ -16,7 +16,7 @@ from radixserve.errors import (
     LostError,
     OverloadedError,
 )
-from radixserve.tenant import Terms
+from radixserve.tenant import OPEN, Terms
 from radixserve.tokens import pack, unpack
 from tests.engine.saying import TEXT
 from tests.engine.simulated import ask, collect, idle, running, simulated_engine
@@ -316,16 +316,27 @@ def test_who_was_there_when_the_engine_lost_all_is_told_and_who_comes_later_is_a
     assert "all requests are lost: 4" in caplog.text
 
 
-def test_a_reset_that_goes_wrong_is_answered_too(tmp_path, monkeypatch):
-    def broken(cache):
+@pytest.mark.parametrize(
+    ("what", "arguments", "told"),
+    [
+        ("reset_prefix_cache", (), Purge(0, 0)),
+        ("purge", (b"",), Purge(0, 0)),
+        ("end_session", (OPEN, b"", "s"), 0),
+    ],
+)
+def test_what_goes_wrong_while_it_forgets_forgets_all_and_is_answered_too(
+    tmp_path, monkeypatch, what: str, arguments: tuple[object, ...], told: object
+):
+    def broken(*_: object):
         raise MemoryError
 
     async def scenario():
         async with running(tmp_path) as (engine, _, tokenizer):
             assert len(await collect(engine, ask(tokenizer))) == 20
             with monkeypatch.context() as patch:
-                patch.setattr(PrefixCache, "reset", broken)
-                assert (await engine.reset_prefix_cache()) == Purge(0, 0)
+                for name in ("reset", "purge", "end_session"):
+                    patch.setattr(PrefixCache, name, broken)
+                assert await getattr(engine, what)(*arguments) == told
             again = await collect(engine, ask(tokenizer, name="again"))
             assert again[-1].usage.cached_tokens == 0
 

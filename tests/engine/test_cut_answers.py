@@ -1,4 +1,4 @@
-"""An answer that a stop string cuts ends once the engine has said what is kept of it."""
+"""An answer that is cut, by a stop string or by time, ends once it is known what is kept of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from radixserve.cache.terms import Keeping, Kept, Mark
+from radixserve.engine import streams
 from radixserve.engine.frontend import TextDelta
 from radixserve.engine.messages import Abort, Command, GenerationDelta, StepNews, Usage
 from radixserve.engine.streams import Deadline, Streams
@@ -32,14 +33,18 @@ def ended(kept: Kept | None) -> Callable[[Streams], None]:
     return lambda streams: streams.take(news(finish="abort", usage=Usage(9, 7, 0, kept=kept)))
 
 
+def late(streams: Streams) -> None:
+    streams._inboxes[ID].put_nowait(Deadline())
+
+
 async def cut(
-    tokenizer: Tokenizer, then: Callable[[Streams], None], **fields: Any
+    tokenizer: Tokenizer, then: Callable[[Streams], None], by: str = "seen", **fields: Any
 ) -> tuple[list[TextDelta], list[Command]]:
-    """What comes of an answer of four tokens that ends with the stop string, and what the engine is
-    told; ``then`` is what happens next."""
+    """What comes of an answer of four tokens that ends with the stop string, or there in time, and
+    what the engine is told; ``then`` is what happens next."""
     sent: list[Command] = []
     streams = Streams(tokenizer, 8, sent.append)
-    request = ask(tokenizer, stop=("seen",), **fields)
+    request = ask(tokenizer, stop=("seen",) if by == "seen" else (), **fields)
 
     async def collected() -> list[TextDelta]:
         return [delta async for delta in streams.generate(request)]
@@ -49,6 +54,8 @@ async def cut(
     tokens = unpack(tokenizer.encode("seen", add_special_tokens=False))
     for number, token in enumerate(tokens):
         streams.take(news(sampled=(Sampled(token),), usage=Usage(9, number + 1, 0)))
+    if by == "deadline":
+        late(streams)
     while not any(isinstance(each, Abort) for each in sent):
         await asyncio.sleep(0)
     then(streams)
@@ -64,6 +71,7 @@ def tokenizer(tmp_path) -> Tokenizer:
 KEEP = {"keeping": Keeping((Mark(None, 60),))}
 
 
+@pytest.mark.parametrize(("by", "finish"), [("seen", "stop"), ("deadline", "length")])
 @pytest.mark.parametrize(
     ("said", "told"),
     [
@@ -75,31 +83,46 @@ KEEP = {"keeping": Keeping((Mark(None, 60),))}
     ],
 )
 def test_what_is_kept_of_the_answer_is_told_and_not_of_what_came_behind_it(
-    tokenizer: Tokenizer, said: Kept | None, told: Kept | None
+    tokenizer: Tokenizer, by: str, finish: str, said: Kept | None, told: Kept | None
 ):
-    deltas, sent = asyncio.run(cut(tokenizer, ended(said), **KEEP))
-    assert [each.finish for each in deltas if each.finish] == ["stop"]
-    assert (deltas[-1].stop, deltas[-1].usage.completion_tokens) == ("seen", 4)
+    deltas, sent = asyncio.run(cut(tokenizer, ended(said), by, **KEEP))
+    assert [each.finish for each in deltas if each.finish] == [finish]
+    assert (deltas[-1].stop, deltas[-1].usage.completion_tokens) == (by, 4)
     assert deltas[-1].usage.kept == told
     assert [each.id for each in sent if isinstance(each, Abort)] == [ID]
 
 
+def dead(streams: Streams) -> None:
+    streams.fail(EngineDeadError("The engine has died."))
+
+
+def twice_late(streams: Streams) -> None:
+    late(streams)
+    late(streams)
+
+
 @pytest.mark.parametrize(
-    "then",
-    [
-        lambda streams: streams.fail(EngineDeadError("The engine has died.")),
-        lambda streams: streams._inboxes[ID].put_nowait(Deadline()),
-    ],
-    ids=["dead", "late"],
+    ("by", "then"),
+    [("seen", dead), ("seen", twice_late), ("deadline", dead), ("deadline", late)],
 )
 def test_an_answer_is_whole_even_if_the_engine_never_says(
-    tokenizer: Tokenizer, then: Callable[[Streams], None]
+    tokenizer: Tokenizer, by: str, then: Callable[[Streams], None]
 ):
-    deltas, _ = asyncio.run(cut(tokenizer, then, **KEEP))
-    assert (deltas[-1].finish, deltas[-1].usage.kept) == ("stop", None)
+    deltas, _ = asyncio.run(cut(tokenizer, then, by, **KEEP))
+    assert (deltas[-1].stop, deltas[-1].usage.kept) == (by, None)
 
 
-def test_who_marks_nothing_waits_for_nothing(tokenizer: Tokenizer):
+def test_the_engine_has_a_moment_to_say_it_once_the_time_is_over(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(streams, "LAST_WORD", 0.01)
+    deltas, _ = asyncio.run(cut(tokenizer, lambda _: None, timeout=0.01, **KEEP))
+    assert (deltas[-1].stop, deltas[-1].usage.kept) == ("seen", None)
+
+
+@pytest.mark.parametrize("by", ["seen", "deadline"])
+def test_who_marks_nothing_waits_for_nothing(tokenizer: Tokenizer, by: str):
     for fields in ({}, {"keeping": Keeping(session="s")}):
-        deltas, _ = asyncio.run(cut(tokenizer, lambda _: None, **fields))
-        assert deltas[-1].finish == "stop"
+        deltas, sent = asyncio.run(cut(tokenizer, lambda _: None, by, **fields))
+        assert deltas[-1].stop == by
+        assert [each.id for each in sent if isinstance(each, Abort)] == [ID]

@@ -9,9 +9,11 @@ import signal
 
 import pytest
 
+from radixserve.cache.purge import Purge
 from radixserve.engine.core import FAILURES
 from radixserve.engine.process import supervisor
 from radixserve.errors import DeadlineError, EngineDeadError
+from radixserve.tenant import OPEN
 from tests.engine.saying import TEXT
 from tests.engine.simulated import collect
 from tests.engine.supervised import ask, back, running
@@ -41,6 +43,32 @@ def test_an_engine_that_dies_fails_what_is_in_flight_and_comes_back(tmp_path, ho
             assert engine.stats().restarts == 1
             deltas = await collect(engine, ask(engine, "once more"))
             assert "".join(delta.text for delta in deltas) == TEXT[:20]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_to_be_forgotten_is_lost_with_an_engine_that_dies(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "DELAYS", (3600.0,))
+
+    async def scenario():
+        async with running(tmp_path) as engine:
+
+            async def forgotten() -> list[object]:
+                return await asyncio.gather(
+                    engine.reset_prefix_cache(),
+                    engine.purge(b""),
+                    engine.end_session(OPEN, b"", "s"),
+                )
+
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGSTOP)
+            asked = asyncio.create_task(forgotten())
+            while len(engine._streams._asked) < 3:
+                await asyncio.sleep(0)
+            os.kill(engine.pid, signal.SIGKILL)
+            assert await asked == [Purge(0, 0), Purge(0, 0), 0]
+            assert not engine.healthy()
+            assert await forgotten() == [Purge(0, 0), Purge(0, 0), 0]
 
     asyncio.run(scenario())
 
@@ -91,8 +119,7 @@ def test_a_hang_is_found_though_only_a_reset_waits(tmp_path):
             old = engine.pid
             assert len(await collect(engine, ask(engine))) == 20
             os.kill(old, signal.SIGSTOP)
-            with pytest.raises(EngineDeadError, match="SIGKILL"):
-                await engine.reset_prefix_cache()
+            assert await engine.reset_prefix_cache() == Purge(0, 0)
             await back(engine, old)
             assert len(await collect(engine, ask(engine, "next"))) == 20
 

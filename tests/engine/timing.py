@@ -31,17 +31,17 @@ class Timeouts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self._inboxes: list[streams.Inbox] = []
-        monkeypatch.setattr(streams, "_alarm", self._set)
+        monkeypatch.setattr(streams, "_alarms", self._set)
 
     def end(self) -> None:
         for inbox in self._inboxes:
             inbox.put_nowait(streams.Deadline())
         self._inboxes.clear()
 
-    def _set(self, inbox: streams.Inbox, timeout: float | None) -> asyncio.TimerHandle | None:
+    def _set(self, inbox: streams.Inbox, timeout: float | None) -> list[asyncio.TimerHandle]:
         if timeout is not None:
             self._inboxes.append(inbox)
-        return None
+        return []
 
 
 async def generated(engine: AsyncLLM, tokens: int) -> None:

@@ -168,8 +168,6 @@ class FakeFrontend:
         return self.faults.get(grammar.kind, self.fault)
 
     async def reset_prefix_cache(self, tenants: Collection[str] | None = None) -> Purge:
-        if self.refuse is not None:
-            raise self.refuse
         self.resets += 1
         self.purged += [None] if tenants is None else sorted(tenants)
         self._seen.clear()
@@ -184,8 +182,6 @@ class FakeFrontend:
         return known
 
     async def purge(self, namespace: bytes) -> Purge:
-        if self.refuse is not None:
-            raise self.refuse
         self.forgotten.append(namespace)
         return Purge(dropped=4, held=1)
 

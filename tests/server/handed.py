@@ -14,12 +14,12 @@ Headers = Sequence[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
 
 
-def scope(path: str, headers: Headers = (JSON,)) -> dict[str, Any]:
-    """What ASGI says of a POST to ``path``."""
+def scope(path: str, headers: Headers = (JSON,), *, method: str = "POST") -> dict[str, Any]:
+    """What ASGI says of a request to ``path``."""
     return {
         "type": "http",
         "http_version": "1.1",
-        "method": "POST",
+        "method": method,
         "path": path,
         "query_string": b"",
         "headers": list(headers),
@@ -31,6 +31,7 @@ async def hand(
     path: str,
     fields: dict[str, Any],
     *,
+    method: str = "POST",
     headers: Headers = (),
     gone: asyncio.Event | None = None,
     sent: list[Message] | None = None,
@@ -50,5 +51,5 @@ async def hand(
     async def send(message: Message) -> None:
         answer.append(message)
 
-    await app(scope(path, (JSON, *headers)), receive, send)
+    await app(scope(path, (JSON, *headers), method=method), receive, send)
     return answer

@@ -67,6 +67,7 @@ def test_a_message_beside_one_that_is_not_known(client: TestClient):
 
 def test_messages_say_nothing_unasked(client: TestClient):
     assert "diagnostics" not in message(client, diagnostics=None)
+    assert message(client, "")["diagnostics"] is None
     assert "radixserve" not in message(client)["usage"]
     used = message(client, explain=True, system="Another. " + SYSTEM)["usage"]["radixserve"]
     assert sum(used["reasons"].values()) == used["computed_tokens"]
@@ -85,6 +86,7 @@ def respond(client: TestClient, compare: Any = None, **fields: Any) -> dict[str,
 def test_a_response_beside_another(client: TestClient, stream: bool):
     first = respond(client, stream=stream)
     assert "prompt_cache_diagnostics" not in first
+    assert "prompt_cache_diagnostics" not in respond(client, "", stream=stream)
     same = respond(client, first["id"], stream=stream)
     assert same["prompt_cache_diagnostics"] == {"type": "cache_hit"}
     other = respond(client, first["id"], stream=stream, input="What is a delta?")

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from radixserve.engine.process import supervisor
 from radixserve.engine.process.supervisor import SupervisedLLM
 from radixserve.server.app import create_app
 from radixserve.server.prefixes import FilePrefix, Prefixes
@@ -138,6 +139,40 @@ def test_an_idle_engine_that_loses_what_computes_its_steps_says_why_and_comes_ba
             assert f"{reason} It is started again." in caplog.text
             assert engine.pid != old
             assert said(await client.post(COMPLETIONS, json={"prompt": "a"})) == TEXT[:16]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_forgotten_while_the_engine_is_gone_need_not_be_sent_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "DELAYS", (3600.0,))
+
+    async def scenario() -> None:
+        async with served(tmp_path) as (engine, client):
+            system = {"role": "system", "content": "Be kind to all."}
+            put = await client.put("/v1/cache/prefixes/house", json={"messages": [system]})
+            stored = await client.post("/v1/responses", json={"input": "a", "session_id": "s"})
+            assert (put.status_code, stored.status_code) == (200, 200)
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            await health(client, 503)
+
+            async def forgotten(method: str, path: str, **body: object) -> dict[str, object]:
+                answer = await client.request(method, path, json=body or None)
+                assert answer.status_code == 200, answer.text
+                return dict(answer.json())
+
+            ended = await forgotten("DELETE", "/v1/cache/sessions/s")
+            assert (ended["ended"], ended["released_pages"]) == (True, 0)
+            for path in (f"/v1/responses/{stored.json()['id']}", "/v1/cache/prefixes/house"):
+                gone = await forgotten("DELETE", path)
+                assert (gone["deleted"], gone["released_pages"]) == (True, 0)
+            for purged in (
+                await forgotten("DELETE", "/v1/cache/tenants/self"),
+                await forgotten("POST", "/v1/cache/purge", cache_salt="of today"),
+                await forgotten("POST", "/reset_prefix_cache"),
+            ):
+                assert (purged["dropped_pages"], purged["held_pages"]) == (0, 0)
+            assert (await client.get("/v1/cache/prefixes")).json()["data"] == []
 
     asyncio.run(scenario())
 

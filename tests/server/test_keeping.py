@@ -17,6 +17,7 @@ from radixserve.server.wire import ChatRequest, PromptCacheOptions
 from radixserve.text.marked import Spot
 from radixserve.text.tokenizer import Tokenizer
 from tests.server.asking import BREAK, CHAT, chat, error_of, part, refused, user
+from tests.server.fake import FakeFrontend
 from tests.server.stack import Stack, stack, usage
 from tests.text.tiny import HERMES
 
@@ -210,9 +211,33 @@ def test_the_last_turn_of_a_session_is_said_in_the_body_or_in_a_header():
 def test_what_cannot_name_a_session_is_refused_or_ignored(client: TestClient):
     long = "x" * (LONGEST_SESSION + 1)
     assert refused(chat(client, session_id=long)) == ("session_id", "invalid_value")
-    assert refused(chat(client, session_id="")) == ("session_id", "invalid_value")
-    assert refused(chat(client, session_end=True)) == ("session_end", "invalid_value")
+    for fields in ({}, {"session_id": ""}):
+        assert refused(chat(client, **fields, session_end=True)) == ("session_end", "invalid_value")
     assert read([user(part("a"))], {"x-session-id": long}).ignored == ["x-session-id"]
+
+
+@pytest.mark.parametrize("name", ["session_id", "prompt_cache_key", "prompt_cache_retention"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [user(part("a"))]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a", "store": False}),
+    ],
+)
+def test_an_empty_hint_is_one_that_was_not_sent(
+    client: TestClient, frontend: FakeFrontend, path: str, body: dict[str, Any], name: str
+):
+    assert client.post(path, json={**body, name: ""}).status_code == 200
+    assert frontend.requests[-1].keeping is None
+    headers = {"x-session-id": "h"}
+    assert client.post(path, json={**body, name: ""}, headers=headers).status_code == 200
+    assert frontend.requests[-1].keeping == Keeping((), "h")
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "extra_key"])
+def test_what_separates_must_not_be_empty(client: TestClient, name: str):
+    assert refused(chat(client, **{name: ""})) == (name, "invalid_value")
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from starlette.testclient import TestClient
 
-from radixserve.errors import ConfigError, EngineDeadError
+from radixserve.errors import ConfigError
 from radixserve.server.app import create_app
-from radixserve.server.prefixes import MOST_OF_A_TENANT, Prefixes, read_prefixes
+from radixserve.server.prefixes import MOST_OF_A_TENANT, Prefixes, _warm_all, read_prefixes
 from radixserve.server.tenants.registry import Registry
 from radixserve.tenants.file import Roster, Tenant
 from tests.server.asking import CHAT, error_of, refused
 from tests.server.fake import FakeFrontend
-from tests.server.stack import stack, usage
+from tests.server.handed import hand
+from tests.server.stack import Stack, stack, usage
+from tests.server.tenants import people
 from tests.server.tenants.people import bearer, client_of
 
 PATH = "/v1/cache/prefixes"
@@ -89,16 +94,106 @@ def test_what_had_the_name_before_is_let_go_of(tmp_path, other: dict[str, Any], 
     asyncio.run(scenario())
 
 
-def test_a_name_can_be_given_up_while_the_engine_is_gone():
-    class Gone(FakeTemplates):
-        async def end_session(self, tenant: str, namespace: bytes, session: str) -> int | None:
-            raise EngineDeadError("The engine is being started again.")
+async def named(server: Stack) -> list[str]:
+    return [each["name"] for each in (await server.client.get(PATH)).json()["data"]]
 
-    with TestClient(create_app(Gone())) as client:
-        assert client.put(f"{PATH}/kind", json={"messages": [SYSTEM]}).status_code == 200
-        gone = client.delete(f"{PATH}/kind")
-        assert (gone.status_code, gone.json()["released_pages"]) == (200, 0)
-        assert client.get(PATH).json()["data"] == []
+
+async def kept(server: Stack) -> int:
+    """Pages, once the engine has counted anew."""
+    await server.ask(max_tokens=1, prompt=[5])
+    await server.settle()
+    return server.engine.stats().tenants[""].pages_kept
+
+
+@asynccontextmanager
+async def computing(directory: Path, **settings: Any) -> AsyncIterator[Stack]:
+    """A server whose model computes a prefix in more than one step."""
+    few = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 4}
+    async with stack(directory, **few, **settings) as server:
+        yield server
+        server.model.free()
+        await server.settle()
+
+
+@pytest.mark.parametrize("meanwhile", ["deleted", "replaced"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_is_computed_again_does_not_come_back_when_it_has_lost_its_name(
+    tmp_path, meanwhile: str, asked: bool
+):
+    async def scenario() -> None:
+        async with computing(tmp_path) as server:
+            await server.client.put(f"{PATH}/kind", json={"messages": [SYSTEM]})
+            await server.client.post("/reset_prefix_cache")
+            prefixes: Prefixes = server.app.state.prefixes
+            other = replace(prefixes.get("", "kind"), ttl="1h")
+            server.model.hold()
+            if asked:
+                work = server.client.post(f"{PATH}/kind/prewarm", json={})
+            else:  # as when the engine has lost it
+                work = _warm_all(server.app.state.service, prefixes)
+            warming = asyncio.create_task(work)
+            await server.steps(2)
+            if meanwhile == "deleted":
+                deleting = asyncio.create_task(server.client.delete(f"{PATH}/kind"))
+                while await named(server):
+                    await asyncio.sleep(0)
+            else:
+                prefixes.put("", other, prefixes.of("")[0])
+            server.model.free()
+            warmed = await warming
+            if asked:
+                assert error_of(warmed, 404)["code"] == "prefix_not_found"
+            if meanwhile == "deleted":
+                assert (await deleting).status_code == 200
+                assert await named(server) == []
+            else:
+                assert prefixes.get("", "kind") is other
+            assert await kept(server) == 0
+
+    asyncio.run(scenario())
+
+
+def test_one_whose_client_hangs_up_keeps_nothing(tmp_path):
+    async def scenario() -> None:
+        async with computing(tmp_path) as server:
+            server.model.hold()
+            gone = asyncio.Event()
+            body = {"messages": [SYSTEM]}
+            leaving = hand(server.app, f"{PATH}/kind", body, method="PUT", gone=gone)
+            putting = asyncio.create_task(leaving)
+            await server.steps(3)
+            gone.set()
+            while server.engine._commands.empty():
+                await asyncio.sleep(0)
+            server.model.free()
+            await putting
+            assert await kept(server) == 0
+            assert await named(server) == []
+
+    asyncio.run(scenario())
+
+
+def test_one_of_a_tenant_that_is_gone_meanwhile_is_not_there(tmp_path):
+    path = people.write(tmp_path)
+    tenants = Registry.from_file(path)
+
+    async def scenario() -> None:
+        async with computing(tmp_path, tenants=tenants) as server:
+            server.model.hold()
+            body = {"messages": [SYSTEM]}
+            asked = server.client.put(f"{PATH}/kind", json=body, headers=bearer("alice"))
+            putting = asyncio.create_task(asked)
+            await server.steps(2)
+            people.write(tmp_path, path.read_text("utf-8").replace("tenants.alice", "tenants.eve"))
+            leaving = asyncio.create_task(tenants.reload())
+            while tenants.named("alice"):
+                await asyncio.sleep(0)
+            server.model.free()
+            await leaving
+            assert error_of(await putting, 403)["code"] == "permission_denied"
+            assert server.app.state.prefixes.all() == []
+
+    asyncio.run(scenario())
 
 
 def test_names_are_their_tenants_alone():

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from radixserve.engine import streams
 from tests.engine.saying import TEXT
 from tests.server.asking import CHAT, COMPLETIONS, events
 from tests.server.stack import stack
@@ -69,6 +70,65 @@ def test_an_answer_that_a_stop_string_cuts_says_so_as_one_that_ends(
                 shorter = keep_of(ended)[1] - keep_of(stopped)[1]
                 assert shorter in (generated[0] - generated[1], generated[0] - generated[1] - 1)
                 assert server.engine.stats().tenants[""].pages_kept == -(-keep_of(ended)[1] // 4)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+def test_so_does_one_that_its_timeout_cuts(tmp_path, monkeypatch, path: str, stream: bool):
+    monkeypatch.setattr(streams, "LAST_WORD", 60.0)
+
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            fields = {**ASKED[path], "keep_for": 60, "stream": stream}
+            if stream and path in (CHAT, COMPLETIONS):
+                fields["stream_options"] = {"include_usage": True}
+            server.model.hold()
+            asking = asyncio.create_task(server.ask(path, **fields))
+            await server.steps(5)
+            while server.engine.stats().generated_tokens < 5:
+                await asyncio.sleep(0)
+            [inbox] = server.engine._streams._inboxes.values()
+            inbox.put_nowait(streams.Deadline())
+            while not inbox.empty() or server.engine._commands.empty():
+                await asyncio.sleep(0)
+            server.model.free()
+            status, tokens = keep_of(usage_of(path, await asking, stream=stream))
+            assert status == "granted"
+            await server.settle()
+            assert server.engine.stats().tenants[""].pages_kept >= tokens // 4 > 0
+
+    asyncio.run(scenario())
+
+
+def test_of_prompts_that_have_not_begun_in_time_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "LAST_WORD", 60.0)
+
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4, max_num_seqs=1) as server:
+            fields = {"prompt": ["one", "two"], "max_tokens": 90, "keep_for": 60}
+            server.model.hold()
+            asking = asyncio.create_task(server.ask(**fields, timeout=0.5))
+            await server.steps(5)
+            while server.engine._commands.empty():
+                await asyncio.sleep(0)
+            server.model.free()
+            status, tokens = keep_of((await asking).json()["usage"])
+            assert (status, tokens > 0) == ("partial", True)
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
+def test_of_a_beam_search_the_prompt_is_kept(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            fields = {**ASKED[COMPLETIONS], "max_tokens": 3, "use_beam_search": True, "n": 1}
+            usage = (await server.ask(**fields, keep_for=60)).json()["usage"]
+            assert keep_of(usage) == ("granted", usage["prompt_tokens"])
+            await server.settle()
+            assert server.engine.stats().tenants[""].pages_kept == -(-usage["prompt_tokens"] // 4)
 
     asyncio.run(scenario())
 

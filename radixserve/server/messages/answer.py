@@ -129,7 +129,7 @@ class MessageAnswer:
     def _compared(self) -> Diagnostics | UnsetType | None:
         if self._diagnostics is None:
             return UNSET
-        if self._diagnostics.previous_message_id is None:
+        if not self._diagnostics.previous_message_id:
             return None
         return of_message(self._tally.steps.get(0))
 

@@ -62,7 +62,7 @@ async def create_message(request: Request) -> Response:
     visit: Visit = request.state.visit
     visit.tally.explain = visit.tally.explain or bool(fields.explain)
     if fields.diagnostics is not None:
-        visit.compare = fields.diagnostics.previous_message_id
+        visit.compare = fields.diagnostics.previous_message_id or None
     deltas = _own(service.answers([conversation.request], visit))
     if fields.stream:
         events = _events(answer.news(deltas))

@@ -28,14 +28,12 @@ from radixserve.server.responses.items import (
     read_items,
     resolved,
 )
-from radixserve.server.responses.store import Record, Responses
+from radixserve.server.responses.store import Record, Responses, turn_of
 from radixserve.server.responses.truncation import moved, shorter
 from radixserve.server.responses.wire import ComparedCacheOptions, Item, ResponsesRequest
 from radixserve.server.service import Service
 from radixserve.server.wire import ChatRequest, invalid
 
-TURN = "response:"
-"""Before its id: by this name the engine knows where a response ends that others may go on from."""
 SHOWN = ("messages", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
 """What a prompt is made of."""
 
@@ -101,7 +99,7 @@ async def of_body(request: Request, body: bytes) -> Ready:
     if not isinstance(sent, str) and fields.truncation != "auto":
         service.check_length(len(sent), "input", at_least=True)
     options = fields.prompt_cache_options
-    compare = None if options is None else options.comparison_response_id
+    compare = None if options is None else options.comparison_response_id or None
     service.check_load()
     id = f"resp_{uuid.uuid4().hex}"
     past = store.chain(tenant, fields.previous_response_id)
@@ -114,7 +112,7 @@ async def of_body(request: Request, body: bytes) -> Ready:
     except (ApiError, InvalidRequestError) as error:
         raise reworded(error) from error
     if fields.store is not False:
-        conversation = _named(conversation, TURN + id)
+        conversation = _named(conversation, turn_of(id))
     ignored += [*text.ignored, *(client_path(name, text.paths) for name in conversation.ignored)]
     # Not what was sent, which may go on from what is stored.
     request.state.visit.body = await service.text_work(partial(_shown, text.asked.chat))

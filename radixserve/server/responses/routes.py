@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixserve.cache.namespace import of_tenant
-from radixserve.errors import EngineDeadError
 from radixserve.server.errors import ApiError
 from radixserve.server.parameters import page_length
-from radixserve.server.responses.reading import TURN
-from radixserve.server.responses.store import Responses
+from radixserve.server.responses.store import Responses, turn_of
 from radixserve.server.responses.wire import DeletedResponse, Item, ItemList
 from radixserve.server.service import Service
 from radixserve.server.wire import Json, absent, invalid
@@ -51,10 +47,7 @@ async def delete_response(request: Request) -> Response:
         narrow = record.namespace
     else:
         raise _not_found(id)
-    pages = None
-    with suppress(EngineDeadError):  # then nothing is cached any more
-        namespace = of_tenant(tenant or None, narrow)
-        pages = await service.frontend.end_session(tenant, namespace, TURN + id)
+    pages = await service.end_session(tenant, narrow, turn_of(id))
     return Json(DeletedResponse(id, pages or 0))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,11 @@ MOST = 10_000
 MOST_BYTES = 256 * 2**20
 OVERHEAD = 512
 """Bytes that a record takes beside its texts."""
+
+
+def turn_of(id: str) -> str:
+    """The name by which the engine knows where a response ends that others may go on from."""
+    return f"response:{id}"
 
 
 class _Said(msgspec.Struct):
@@ -63,9 +68,20 @@ class Responses:
     """What is stored, and what runs. Belongs to the event loop.
 
     Both bounds hold for all tenants together, as ``FairLru`` has it.
+
+    Args:
+        gone: Is told of whom, and of which namespace of theirs, a turn is that nobody can go on
+            from any more, by the name that the engine knows it by.
     """
 
-    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES):
+    def __init__(
+        self,
+        gone: Callable[[str, bytes, str], None],
+        *,
+        most: int = MOST,
+        most_bytes: int = MOST_BYTES,
+    ):
+        self._gone = gone
         self._records: FairLru[str, Record] = FairLru(most=most, most_bytes=most_bytes)
         self._live: dict[tuple[str, str], Live] = {}
 
@@ -94,7 +110,8 @@ class Responses:
 
     def put(self, tenant: str, id: str, record: Record) -> None:
         """Store ``record``, if it is not too large by itself. O(what has to go · tenants)."""
-        self._records.put(tenant, id, record, record.size)
+        for owner, gone, lost in self._records.put(tenant, id, record, record.size):
+            self._gone(owner, lost.namespace, turn_of(gone))
 
     def get(self, tenant: str, id: str) -> Record | None:
         """The record of a response that has ended; it counts as used. O(1)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from radixserve.engine.frontend import Frontend
-from radixserve.errors import ConfigError, EngineDeadError
+from radixserve.errors import ConfigError
 from radixserve.server.tenants.declared import Declarations, PublicPrefix
 from radixserve.server.tenants.meter import Clock, Meter
 from radixserve.server.tenants.visit import forbidden
@@ -152,8 +151,7 @@ class Registry:
             for forget in self.forgetting:
                 forget(name)
         if self.frontend is not None and changed:
-            with contextlib.suppress(EngineDeadError):  # and its cache with it
-                await self.frontend.reset_prefix_cache(changed)
+            await self.frontend.reset_prefix_cache(changed)
         log.info("%d tenants of %s are in force", len(roster.tenants), self.path)
         if not roster.administrated:
             log.warning("no tenant of %s that has a key may administrate", self.path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixserve.errors import EngineDeadError
+from radixserve.server.responses.store import Responses
 from tests.server.responses.told import PATH
 from tests.server.stack import Stack, stack
 
@@ -68,6 +68,27 @@ def test_a_session_goes_on_from_what_is_left_of_it(tmp_path):
     asyncio.run(scenario())
 
 
+def test_what_the_store_has_no_room_for_goes_as_what_is_deleted(tmp_path):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            released = server.app.state.service.end_session_soon
+            server.app.state.responses = Responses(released, most=2)
+            first = await ask(server, FIRST, keep_for=600, cache_salt="pepper")
+            whole = await kept(server)
+            second = await ask(server, FIRST + " Or not?", keep_for=600)
+            both = await kept(server)
+            assert both > whole > 0
+            third = await ask(server, "And what then?", second)
+            assert await kept(server) == both - whole
+            for id, status in ((first, 404), (second, 200), (third, 200)):
+                assert (await server.client.get(f"{PATH}/{id}")).status_code == status
+            for id in (second, third):
+                await delete(server, id)
+            assert await kept(server) == 0
+
+    asyncio.run(scenario())
+
+
 def test_one_that_still_runs_lets_go_of_what_it_has_so_far(tmp_path):
     async def scenario() -> None:
         async with stack(tmp_path, page_size=4) as server:
@@ -87,20 +108,5 @@ def test_one_that_still_runs_lets_go_of_what_it_has_so_far(tmp_path):
             await server.settle()
             assert (await server.client.get(f"{PATH}/{id}")).status_code == 404
             assert await kept(server) == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_response_is_deleted_while_there_is_no_engine(tmp_path, monkeypatch):
-    async def scenario() -> None:
-        async with stack(tmp_path, page_size=4) as server:
-            first = await ask(server, FIRST)
-
-            async def dead(*_: object) -> None:
-                raise EngineDeadError("The engine is being started again.")
-
-            monkeypatch.setattr(server.engine, "end_session", dead)
-            assert await delete(server, first) == 0
-            assert (await server.client.get(f"{PATH}/{first}")).status_code == 404
 
     asyncio.run(scenario())

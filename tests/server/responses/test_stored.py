@@ -11,7 +11,7 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from radixserve.server.app import create_app
-from radixserve.server.responses.store import OVERHEAD, Record, Responses
+from radixserve.server.responses.store import OVERHEAD, Record, Responses, turn_of
 from radixserve.server.tenants.registry import Registry
 from tests.server.asking import HANG, error_of, refused
 from tests.server.fake import FakeFrontend, saying
@@ -173,18 +173,21 @@ def record(size: int = 0) -> Record:
 
 
 def test_the_store_is_bounded_and_the_largest_tenant_gives_first():
-    store = Responses(most=4, most_bytes=10 * OVERHEAD)
+    gone: list[str] = []
+    store = Responses(lambda *each: gone.append(each[-1]), most=4, most_bytes=10 * OVERHEAD)
     store.put("small", "s", record())
     for number in range(10):
         store.put("large", str(number), record())
         assert len(store) <= 4
     assert [number for number in range(10) if store.get("large", str(number))] == [7, 8, 9]
     assert store.get("small", "s")
+    assert gone == [turn_of(str(number)) for number in range(7)]
     store.put("large", "big", record(8 * OVERHEAD))
     assert store.size <= 10 * OVERHEAD
     assert store.get("small", "s")
     store.put("large", "huge", record(100 * OVERHEAD))
     assert store.get("large", "huge") is None
+    assert gone[7:] == [turn_of(each) for each in ("7", "8", "9", "huge")]
     assert store.size == 10 * OVERHEAD
     assert store.get("small", "s")
     assert store.remove("large", "big")
@@ -193,7 +196,7 @@ def test_the_store_is_bounded_and_the_largest_tenant_gives_first():
 
 
 def test_what_is_used_stays():
-    store = Responses(most=3)
+    store = Responses(lambda *_: None, most=3)
     for name in "abc":
         store.put("t", name, record())
     store.chain("t", "a")

@@ -11,11 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from radixserve.cache.namespace import Namespace, of_tenant
-from radixserve.errors import EngineDeadError
 from radixserve.server.app import create_app
 from radixserve.server.tenants.audit import Audit
 from tests.engine.saying import TEXT
-from tests.server.asking import COMPLETIONS, HANG, error_of, refused
+from tests.server.asking import COMPLETIONS, HANG, refused
 from tests.server.fake import FakeFrontend
 from tests.server.stack import Stack, cached, said
 from tests.server.tenants.people import KEYS, bearer, client_of
@@ -135,12 +134,6 @@ def test_what_cannot_be_forgotten_is_refused(
         large = {**SALT, "x": "y" * 2**16}
         assert client.post(PURGE, json=large, headers=bearer("alice")).status_code == 413
     assert frontend.forgotten == []
-
-
-def test_while_the_engine_is_dead_it_is_told_so(frontend: FakeFrontend):
-    frontend.refuse = EngineDeadError("It has died.", retry_after=3.0)
-    with client_of(frontend) as client:
-        error_of(client.post(PURGE, json=SALT, headers=bearer("alice")), 503)
 
 
 def test_on_an_open_server_a_salt_is_forgotten_for_everybody(frontend: FakeFrontend):
