@@ -213,6 +213,7 @@ def run(config: EngineConfig, settings: Settings, host: str, port: int, log_leve
             ``host`` and ``port``.
         ModelError: the model cannot be served.
     """
+    from radixserve.server.app import create_app
     from radixserve.server.recording import Recorder
     from radixserve.server.run import (
         is_loopback,
@@ -231,10 +232,15 @@ def run(config: EngineConfig, settings: Settings, host: str, port: int, log_leve
         listener = listen(host, port)
         if tenants.roster is None and not is_loopback(listener.getsockname()[0]):
             err.print(WARNING.format(host=host))
-        frontend = make_frontend(config)
-        serve_until_stopped(
-            frontend, listener, settings, announce, tenants, audit, recorder, prefixes
+        application = create_app(
+            make_frontend(config),
+            settings=settings,
+            tenants=tenants,
+            audit=audit,
+            recorder=recorder,
+            prefixes=prefixes,
         )
+        serve_until_stopped(application, listener, announce)
 
 
 def make_frontend(config: EngineConfig) -> Frontend:

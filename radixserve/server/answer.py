@@ -6,24 +6,19 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 import radixserve
 from radixserve.engine.frontend import TextDelta, TextRequest
-from radixserve.server.fields import canonical_header, ignored_header
-from radixserve.server.keeping import keep_header
+from radixserve.server.endpoint import Call
 from radixserve.server.parameters import stream_options
-from radixserve.server.service import Deltas, Service, until_gone
+from radixserve.server.service import Deltas, until_gone
 from radixserve.server.sse import EventStream, event
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.auth import EXPLAIN_HEADER
-from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import Completion, GenerationFields, Json, PromptLogprobs
+from radixserve.server.wire import Completion, GenerationFields, PromptLogprobs
 
 FINGERPRINT = f"radixserve-{radixserve.__version__}"
 LOWEST_LOGPROB = -9999.0
@@ -43,50 +38,31 @@ class Shape(Protocol):
         """The choices of each chunk, as they come."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What is the same in all chunks of an answer."""
+    """What is the same in all chunks of an answer.
 
-    id: str
-    kind: str
-    chunk_kind: str
-    created: int
-    model: str
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    reuse: bool
-    """Whether usage says where the prompt's tokens came from."""
-    explain: bool
-    """Likewise why they were computed."""
-    ignored: list[str]
-    """Stream options that have no effect."""
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    """Told once, in the first chunk."""
+    Args:
+        prefix: What its id begins with.
+        kind: Of a whole answer, and ``chunk_kind`` of a part of one.
+    """
 
-    @classmethod
-    def of(
-        cls, fields: GenerationFields, model: str, *, prefix: str, kind: str, chunk_kind: str
-    ) -> Self:
-        include_usage, continuous, ignored = stream_options(fields)
-        return cls(
-            id=prefix + uuid.uuid4().hex,
-            kind=kind,
-            chunk_kind=chunk_kind,
-            created=int(time.time()),
-            model=model,
-            stream=bool(fields.stream),
-            include_usage=include_usage,
-            continuous_usage=continuous,
-            reuse=bool(fields.return_cached_tokens_details),
-            explain=bool(fields.explain),
-            ignored=ignored,
-        )
+    def __init__(
+        self, fields: GenerationFields, model: str, *, prefix: str, kind: str, chunk_kind: str
+    ):
+        self.id = prefix + uuid.uuid4().hex
+        self._kind, self._chunk_kind = kind, chunk_kind
+        self._model, self._created = model, int(time.time())
+        self.stream = bool(fields.stream)
+        self.include_usage, self._continuous_usage, self.ignored = stream_options(fields)
+        self._reuse = bool(fields.return_cached_tokens_details)
+        self.explain = bool(fields.explain)
+        self.prompt_token_ids: list[int] | UnsetType = UNSET
+        """Told once, in the first chunk."""
 
     def whole(
         self, choices: list[Any], tally: Tally, prompt_logprobs: PromptLogprobs | UnsetType
-    ) -> Completion:
-        completion = self._filled(self.kind, choices, tally, usage=True)
+    ) -> Completion[Any]:
+        completion = self._filled(self._kind, choices, tally, usage=True)
         completion.prompt_token_ids = self.prompt_token_ids
         completion.prompt_logprobs = prompt_logprobs
         return completion
@@ -98,68 +74,51 @@ class Envelope:
         told = self.prompt_token_ids
         async with aclosing(chunks):
             async for choices in chunks:
-                chunk = self._filled(self.chunk_kind, choices, tally, usage=self.continuous_usage)
+                chunk = self._filled(self._chunk_kind, choices, tally, usage=self._continuous_usage)
                 chunk.prompt_token_ids, told = told, UNSET
                 yield event(chunk)
         if self.include_usage:
-            yield event(self._filled(self.chunk_kind, [], tally, usage=True))
+            yield event(self._filled(self._chunk_kind, [], tally, usage=True))
 
-    def _filled(self, kind: str, choices: list[Any], tally: Tally, *, usage: bool) -> Completion:
+    def _filled(
+        self, kind: str, choices: list[Any], tally: Tally, *, usage: bool
+    ) -> Completion[Any]:
         return Completion(
             id=self.id,
             object=kind,
-            created=self.created,
-            model=self.model,
+            created=self._created,
+            model=self._model,
             system_fingerprint=FINGERPRINT,
             choices=choices,
-            usage=tally.usage(reuse=self.reuse) if usage else None if self.include_usage else UNSET,
+            usage=tally.usage(reuse=self._reuse)
+            if usage
+            else None
+            if self.include_usage
+            else UNSET,
         )
 
 
 async def respond(
-    request: Request,
-    envelope: Envelope,
-    ignored: Sequence[str],
-    prompts: Sequence[TextRequest],
-    shape: Shape,
-    canonical: Sequence[str] = (),
-) -> Response:
-    """Generate answers to ``prompts`` and send them as the client asked for them.
-
-    Args:
-        canonical: Forms that changed the prompt.
-    """
-    service: Service = request.app.state.service
-    visit: Visit = request.state.visit
-    ignored = [*ignored, *envelope.ignored]
+    call: Call, envelope: Envelope, prompts: Sequence[TextRequest], shape: Shape
+) -> Completion[Any] | EventStream:
+    """Generate answers to ``prompts`` and send them as the client asked for them."""
+    visit, tally = call.visit, call.visit.tally
+    visit.ignored += envelope.ignored
     if envelope.stream and not envelope.include_usage:
         # There is no usage that could explain it.
-        asked = {"explain": envelope.explain, EXPLAIN_HEADER: visit.tally.explain}
-        ignored += [name for name, explains in asked.items() if explains]
-    headers = headers_of(service, prompts[0], ignored, canonical)
-    visit.tally.explain = visit.tally.explain or envelope.explain
-    deltas = service.answers(prompts, visit)
+        asked = {"explain": envelope.explain, EXPLAIN_HEADER: tally.explain}
+        visit.ignored += [name for name, explains in asked.items() if explains]
+    tally.explain = tally.explain or envelope.explain
+    deltas = call.service.answers(prompts, visit)
     if envelope.stream:
-        events = envelope.events(shape.chunks(deltas), visit.tally)
-        return EventStream(events, service.settings, headers)
-    choices = await until_gone(request.receive, shape.whole(deltas))
-    whole = envelope.whole(choices, visit.tally, shape.prompt_logprobs)
-    return Json(whole, headers=headers | keep_header(visit.tally.kept()))
+        return call.streamed(envelope.events(shape.chunks(deltas), tally))
+    choices = await until_gone(call.receive, shape.whole(deltas))
+    return envelope.whole(choices, tally, shape.prompt_logprobs)
 
 
 def token_ids(news: TextDelta) -> list[int]:
     """All that the model has chosen, the end of the answer among them."""
     return [*news.tokens] if news.end is None else [*news.tokens, news.end]
-
-
-def headers_of(
-    service: Service, asked: TextRequest, ignored: Sequence[str], canonical: Sequence[str] = ()
-) -> dict[str, str]:
-    """What the headers of an answer to ``asked`` say of fields that have no effect, and of
-    canonical forms that changed its prompt."""
-    unheeded = asked.priority and not service.settings.priorities
-    ignored = [*ignored, "priority"] if unheeded else ignored
-    return ignored_header(ignored) | canonical_header(canonical)
 
 
 def clipped(logprob: float) -> float:

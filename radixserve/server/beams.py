@@ -5,10 +5,9 @@ from __future__ import annotations
 from radixserve.engine.frontend import Beams, ModelCard
 from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import MAX_LOGPROBS, SamplingParams
-from radixserve.server.errors import ApiError
-from radixserve.server.wire import GenerationFields, invalid
+from radixserve.server.errors import ApiError, invalid, wrong
+from radixserve.server.wire import GenerationFields
 
-STRONGEST_PENALTY = 10.0
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "stream": (False,),
     "temperature": (0.0, 1.0),
@@ -59,16 +58,14 @@ def beams_of(
     stops: set[int] = set() if sampling.ignore_eos else set(card.eos_token_ids)
     widest = min(MAX_LOGPROBS - len(stops.union(sampling.stop_token_ids)), most // prompts)
     if width < n:
-        raise invalid("best_of", "best_of must be at least n")
+        raise wrong("best_of", "must be at least n")
     if width > widest:
-        raise invalid(
+        raise wrong(
             named,
-            f"{named} must be at most {widest} with use_beam_search: {MAX_LOGPROBS} less the "
-            "number of tokens that end an answer, and no more than can run and wait",
+            f"must be at most {widest} with use_beam_search: {MAX_LOGPROBS} less the number "
+            "of tokens that end an answer, and no more than can run and wait",
         )
     penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
-    if not abs(penalty) <= STRONGEST_PENALTY:
-        raise invalid("length_penalty", f"length_penalty must be between ±{STRONGEST_PENALTY:g}")
     _check_alone(fields, sampling, card)
     return Beams(width=width, length_penalty=penalty, early_stopping=fields.early_stopping or False)
 
@@ -81,7 +78,7 @@ def _check_alone(fields: GenerationFields, sampling: SamplingParams, card: Model
     if sampling.prompt_logprobs is not None:
         raise _unsupported("echo", "echo with logprobs does not go with use_beam_search")
     if sampling.max_tokens == 0:
-        raise invalid("max_tokens", "max_tokens must be at least 1 with use_beam_search")
+        raise wrong("max_tokens", "must be at least 1 with use_beam_search")
     check_free(sampling.grammar)
     mode = None if fields.cache is None else fields.cache.mode
     if not card.prefix_cache or mode not in (None, "on"):
@@ -90,11 +87,7 @@ def _check_alone(fields: GenerationFields, sampling: SamplingParams, card: Model
 
 
 def check_free(grammar: Grammar | None) -> None:
-    """Refuse a beam search whose answers have to keep to a ``grammar``.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Raises ApiError: 400, the answers of a beam search would have to keep to a ``grammar``."""
     if grammar is not None:
         message = "a form of the answer does not go with use_beam_search"
         raise _unsupported("use_beam_search", message)

@@ -11,9 +11,10 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from radixserve.server.answer import Shape
+from radixserve.server.errors import wrong
 from radixserve.server.parameters import MAX_N
 from radixserve.server.service import Deltas
-from radixserve.server.wire import CompletionChoice, CompletionRequest, PromptLogprobs, invalid
+from radixserve.server.wire import CompletionChoice, CompletionRequest, PromptLogprobs
 
 
 def answers_of(fields: CompletionRequest) -> tuple[str, int]:
@@ -27,10 +28,11 @@ def answers_of(fields: CompletionRequest) -> tuple[str, int]:
     if fields.best_of is None or fields.best_of == n or fields.use_beam_search:
         return "n", n
     if not n <= fields.best_of <= MAX_N:
-        raise invalid("best_of", f"best_of must be between n ({n}) and {MAX_N}")
+        raise wrong("best_of", f"must be between n ({n}) and {MAX_N}")
     if fields.stream:
-        message = "best_of cannot be streamed: which answers are the best is known at their end"
-        raise invalid("best_of", message)
+        raise wrong(
+            "best_of", "cannot be streamed: which answers are the best is known at their end"
+        )
     return "best_of", fields.best_of
 
 

@@ -4,74 +4,65 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.server.answer import Envelope, clipped, respond, token_ids
-from radixserve.server.conversation import Conversation, naming_longest, prepared
-from radixserve.server.fields import CHAT_REFUSED, triage, unknown_options
-from radixserve.server.limits import read_json
-from radixserve.server.parsed import joined_message
+from radixserve.server.conversation import Conversation, prepared
+from radixserve.server.endpoint import Call
+from radixserve.server.parsed import Piece, joined_message
 from radixserve.server.scored import scored
-from radixserve.server.service import Deltas, Service
+from radixserve.server.service import Deltas
+from radixserve.server.sse import EventStream
 from radixserve.server.tally import Tally
 from radixserve.server.wire import (
     ChatChoice,
     ChatLogprobs,
     ChatRequest,
+    Completion,
     Delta,
-    PromptCacheOptions,
+    FunctionCall,
     PromptLogprobs,
     TokenLogprobObject,
+    ToolCall,
     TopLogprob,
 )
 from radixserve.tokens import unpack
 
 
-async def chat_completions(request: Request) -> Response:
-    service: Service = request.app.state.service
-    fields, raws = await read_json(request, ChatRequest)
-    ignored = triage(raws, ChatRequest, CHAT_REFUSED)
-    ignored += unknown_options(raws, PromptCacheOptions)
-    envelope = Envelope.of(
+async def chat_completions(call: Call, fields: ChatRequest) -> Completion[ChatChoice] | EventStream:
+    envelope = Envelope(
         fields,
-        service.frontend.card.name,
+        call.service.frontend.card.name,
         prefix="chatcmpl-",
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
     )
-    tenant = request.state.visit.tenant.name
-    async with naming_longest(service, fields):
-        conversation = await prepared(service, fields, request.headers, envelope.id, tenant)
-    answer = ChatAnswer(fields, conversation, request.state.tally)
-    ignored += conversation.ignored
+    conversation = await prepared(call, fields, envelope.id)
+    call.visit.ignored += conversation.ignored
+    answer = ChatAnswer(fields, conversation, call.visit.tally)
     if fields.return_token_ids:
-        envelope = replace(envelope, prompt_token_ids=unpack(conversation.request.prompt))
-    prompts, canonical = [conversation.request], conversation.canonical
-    return await respond(request, envelope, ignored, prompts, answer, canonical)
+        envelope.prompt_token_ids = unpack(conversation.request.prompt)
+    return await respond(call, envelope, [conversation.request], answer)
 
 
 class ChatAnswer:
     """The answer in the shape of chat completions."""
 
     def __init__(self, fields: ChatRequest, conversation: Conversation, tally: Tally):
-        self._answers = conversation.answers()
+        self._answers = conversation.answers(tally)
         self._logprobs = bool(fields.logprobs)
         self._ids = bool(fields.return_token_ids)
-        self._tally = tally
         asked = fields.prompt_logprobs is not None
         self.prompt_logprobs: PromptLogprobs | UnsetType = [None] if asked else UNSET
 
     async def whole(self, deltas: Deltas) -> list[ChatChoice]:
-        said: list[list[Delta]] = [[] for _ in self._answers]
+        said: list[list[Piece]] = [[] for _ in self._answers]
         pieces: list[list[TextDelta]] = [[] for _ in self._answers]
         async with aclosing(deltas):
             async for _, news in deltas:
-                said[news.index] += self._take(news)
+                said[news.index] += self._answers[news.index].take(news)
                 pieces[news.index].append(news)
                 if self.prompt_logprobs is not UNSET:
                     self.prompt_logprobs += map(scored, news.prompt_logprobs)
@@ -96,7 +87,7 @@ class ChatAnswer:
                 if index not in begun:
                     begun.add(index)
                     yield [ChatChoice(index, delta=Delta("assistant", ""))]
-                said = self._take(news)
+                said = [_delta(piece) for piece in self._answers[index].take(news)]
                 if not said and (news.logprobs or (self._ids and token_ids(news))):
                     said = [Delta(content="")]
                 shown, ids = self._shown([news]), self._told([news])
@@ -111,13 +102,6 @@ class ChatAnswer:
                         )
                     ]
 
-    def _take(self, news: TextDelta) -> list[Delta]:
-        answer = self._answers[news.index]
-        before = answer.reasoning_tokens
-        said = answer.take(news)
-        self._tally.reasoning += answer.reasoning_tokens - before
-        return said
-
     def _shown(self, news: list[TextDelta]) -> ChatLogprobs | None:
         if not self._logprobs:
             return None
@@ -125,6 +109,19 @@ class ChatAnswer:
 
     def _told(self, news: list[TextDelta]) -> list[int] | UnsetType:
         return [each for delta in news for each in token_ids(delta)] if self._ids else UNSET
+
+
+def _delta(piece: Piece) -> Delta:
+    match piece.kind:
+        case "content":
+            return Delta(content=piece.text)
+        case "reasoning":
+            return Delta(reasoning=piece.text, reasoning_content=piece.text)
+        case "call":
+            call = ToolCall(piece.call, piece.id, "function", FunctionCall(piece.text))
+        case "arguments":
+            call = ToolCall(piece.call, function=FunctionCall(arguments=piece.text))
+    return Delta(tool_calls=[call])
 
 
 def token_logprob(chosen: TokenLogprob) -> TokenLogprobObject:

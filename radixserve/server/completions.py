@@ -5,38 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
-from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.engine.frontend import TextDelta, TextRequest, TokenLogprob
 from radixserve.server.answer import Envelope, Shape, clipped, respond, token_ids
 from radixserve.server.beams import beams_of
 from radixserve.server.best_of import BestOf, answers_of
-from radixserve.server.fields import COMPLETION_REFUSED, triage, unknown_options
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import wrong
 from radixserve.server.keeping import with_end
-from radixserve.server.limits import read_json
-from radixserve.server.parameters import (
-    bad_words,
-    check_model,
-    sampling_params,
-    text_request,
-)
-from radixserve.server.prompts import Prompt, encoded, named
-from radixserve.server.scored import Echo, likeliest, prompt_logprobs, scored
+from radixserve.server.parameters import bad_words, sampling_params, text_request
+from radixserve.server.prompts import Prompt, named, tokenized
+from radixserve.server.scored import Echo, Entry, likeliest, prompt_logprobs, scored
 from radixserve.server.service import Deltas, Service
+from radixserve.server.sse import EventStream
 from radixserve.server.structured import check_form, form_of
 from radixserve.server.wire import (
+    Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
-    PromptCacheOptions,
     PromptLogprobs,
-    invalid,
 )
 from radixserve.tokens import unpack
 
@@ -54,18 +45,17 @@ class Prompted:
     """That are shown, of those that are generated."""
 
 
-async def completions(request: Request) -> Response:
-    service: Service = request.app.state.service
-    fields, raws = await read_json(request, CompletionRequest)
-    ignored = triage(raws, CompletionRequest, COMPLETION_REFUSED)
-    ignored += unknown_options(raws, PromptCacheOptions)
+async def completions(
+    call: Call, fields: CompletionRequest
+) -> Completion[CompletionChoice] | EventStream:
+    service = call.service
     name = service.frontend.card.name
-    envelope = Envelope.of(
+    envelope = Envelope(
         fields, name, prefix="cmpl-", kind="text_completion", chunk_kind="text_completion"
     )
-    prompted = await prepared(service, fields, request.headers, envelope.id)
+    prompted = await prepared(call, fields, envelope.id)
     requests, tokens = prompted.requests, [each.prompt for each in prompted.requests]
-    texts = await service.text_work(partial(_echoed, service, fields, prompted.sent))
+    texts = await service.text_work(_echoed, service, fields, prompted.sent)
     top = fields.logprobs if _scored_echo(fields) else None
     echoes = [
         Echo(text, prompt, service.frontend.tokenizer, top)
@@ -77,37 +67,27 @@ async def completions(request: Request) -> Response:
     if n > prompted.answers:
         logprobs = fields.logprobs is not None
         shape = BestOf(shape, n=prompted.answers, of=n, logprobs=logprobs)
-    return await respond(request, envelope, ignored, requests, shape)
+    return await respond(call, envelope, requests, shape)
 
 
-async def prepared(
-    service: Service, fields: CompletionRequest, headers: Headers, id: str
-) -> Prompted:
+async def prepared(call: Call, fields: CompletionRequest, id: str) -> Prompted:
     """The prompts of ``fields``, tokenized; they are checked before that costs much.
 
-    Args:
-        id: of the answer.
-
     Raises:
-        ApiError: 400, a field cannot be.
-        InvalidRequestError: what the tokenizer refuses.
-        ContextLengthError: a prompt is too long.
-        OverloadedError: too many wait already.
+        ApiError, RadixServeError: as ``conversation.tokenized``.
     """
-    card = service.frontend.card
-    check_model(fields.model, card)
+    service = call.service
+    card, most = service.frontend.card, service.frontend.most
     form = form_of(fields)
     answers = answers_of(fields)
     n = 1 if fields.n is None else fields.n
     ranks = answers[1] > n
     logprobs = 0 if ranks and fields.logprobs is None else fields.logprobs
+    length = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     sampling = sampling_params(
         fields,
         card,
-        max_tokens=(
-            "max_tokens",
-            DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
-        ),
+        max_tokens=("max_tokens", length),
         logprobs=("logprobs", logprobs),
         prompt_logprobs=_prompt_logprobs(fields),
         least=0 if fields.echo or fields.prompt_logprobs is not None else 1,
@@ -117,39 +97,27 @@ async def prepared(
     prompts = named(fields.prompt, "prompt")
     draft = text_request(
         fields,
-        headers,
+        call.headers,
         id,
         sampling=sampling,
         continuation=True,
-        most=service.frontend.most,
+        most=most,
         prompts=len(prompts),
         answers=answers,
     )
-    most, count = service.frontend.most, len(prompts)
-    beams = beams_of(fields, sampling, card, most=most, prompts=count, ranks=True)
-    draft = replace(draft, beams=beams)
+    beams = beams_of(fields, sampling, card, most=most, prompts=len(prompts), ranks=True)
+    draft = replace(draft, beams=beams, end_logprob=_scored_echo(fields))
     if draft.n > 1 and _scored_echo(fields):
         name = answers[0]
-        message = f"{name} must be 1 with echo and logprobs, which would be the same in each choice"
-        raise invalid(name, message)
+        raise wrong(
+            name, "must be 1 with echo and logprobs, which would be the same in each choice"
+        )
     service.check_load()
     await check_form(service, form)
     special = fields.add_special_tokens is not False
-    tokens = [
-        await service.text_work(
-            partial(encoded, service, prompt, param, add_special_tokens=special)
-        )
-        for param, prompt in prompts.items()
-    ]
     requests = [
-        replace(
-            draft,
-            id=f"{id}-{index}",
-            prompt=prompt,
-            end_logprob=_scored_echo(fields),
-            keeping=with_end(draft.keeping, fields, prompt),
-        )
-        for index, prompt in enumerate(tokens)
+        replace(each, keeping=with_end(each.keeping, fields, each.prompt))
+        for each in await tokenized(service, draft, prompts, add_special_tokens=special)
     ]
     return Prompted(requests, list(prompts.values()), n)
 
@@ -197,19 +165,19 @@ class CompletionAnswer:
         async with aclosing(deltas):
             async for prompt, delta in deltas:
                 pieces[prompt * self._n + delta.index].append(delta)
-                _extend(front[prompt], self._echoes[prompt].take(delta))
+                front[prompt] += self._echoes[prompt].take(delta)
                 if self._rivals is not None:
                     told[prompt] += [scored(each, self._rivals) for each in delta.prompt_logprobs]
         choices = []
         for index, news in enumerate(pieces):
             prompt, place = divmod(index, self._n)
-            echo, logprobs = self._echoes[prompt], front[prompt] if not place else None
+            echo, scores = self._echoes[prompt], [] if place else front[prompt]
             chosen = [each for delta in news for each in delta.logprobs]
             choices.append(
                 CompletionChoice(
                     index,
                     echo.text + "".join(delta.text for delta in news),
-                    _logprobs(logprobs, chosen, len(echo.text)),
+                    _logprobs(scores, chosen, len(echo.text)),
                     news[-1].finish,
                     news[-1].stop,
                     *self._told(index, news, first=True),
@@ -221,18 +189,16 @@ class CompletionAnswer:
         return choices
 
     async def chunks(self, deltas: Deltas) -> AsyncGenerator[list[CompletionChoice], None]:
-        begun: set[int] = set()
         offsets: dict[int, int] = {}
         async with aclosing(deltas):
             async for prompt, delta in deltas:
                 index, echo = prompt * self._n + delta.index, self._echoes[prompt]
-                text, front = delta.text, CompletionLogprobs()
-                first = index not in begun
+                text, front = delta.text, []
+                first = index not in offsets
                 if first:
-                    begun.add(index)
                     text, front = echo.text + text, echo.begin()
                     offsets[index] = len(echo.text)
-                _extend(front, echo.take(delta))
+                front += echo.take(delta)
                 logprobs = _logprobs(front, delta.logprobs, offsets[index])
                 told = self._told(index, [delta], first=first)
                 if not (text or logprobs or delta.finish or self._prompts):
@@ -251,21 +217,16 @@ class CompletionAnswer:
 
 
 def _logprobs(
-    front: CompletionLogprobs | None, chosen: Sequence[TokenLogprob], offset: int
+    front: list[Entry], chosen: Sequence[TokenLogprob], offset: int
 ) -> CompletionLogprobs | None:
     """Behind ``front``, those of tokens whose text begins ``offset`` characters into the choice."""
-    shown = front or CompletionLogprobs()
+    shown = CompletionLogprobs()
     for each in chosen:
-        shown.text_offset.append(offset)
-        shown.tokens.append(each.token)
-        shown.token_logprobs.append(clipped(each.logprob))
-        shown.top_logprobs.append(likeliest(each))
+        front.append(Entry(offset, each.token, clipped(each.logprob), likeliest(each)))
         offset += len(each.token)
-    return shown if shown.tokens else None
-
-
-def _extend(front: CompletionLogprobs, more: CompletionLogprobs) -> None:
-    front.text_offset += more.text_offset
-    front.tokens += more.tokens
-    front.token_logprobs += more.token_logprobs
-    front.top_logprobs += more.top_logprobs
+    for entry in front:
+        shown.text_offset.append(entry.offset)
+        shown.tokens.append(entry.token)
+        shown.token_logprobs.append(entry.logprob)
+        shown.top_logprobs.append(entry.top)
+    return shown if front else None

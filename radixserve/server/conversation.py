@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,20 +16,23 @@ from radixserve.cache.terms import Keeping
 from radixserve.engine.frontend import TextRequest
 from radixserve.errors import ContextLengthError
 from radixserve.explain.walk import text_of
-from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.beams import beams_of, check_free
 from radixserve.server.dialect import Reading
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import required, wrong
 from radixserve.server.keeping import Marked, check_leaves, read_marks
 from radixserve.server.kept import kept_to
-from radixserve.server.parameters import bad_words, check_model, sampling_params, text_request
+from radixserve.server.limits import converted
+from radixserve.server.parameters import bad_words, sampling_params, text_request
 from radixserve.server.parsed import Heard, ParsedAnswer, call_id
 from radixserve.server.recall import calls_of, owner_of, remembering
 from radixserve.server.rendering import rendered
 from radixserve.server.scored import prompt_logprobs
 from radixserve.server.service import Service
 from radixserve.server.structured import Form, check_form, form_of
+from radixserve.server.tally import Tally
 from radixserve.server.text_memory import Encoded, Owner
-from radixserve.server.wire import ChatRequest, invalid
+from radixserve.server.wire import ChatRequest
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import count
 
@@ -48,25 +51,36 @@ class Conversation:
     """Of the ids of calls; 0 if they may have any."""
     ignored: list[str]
     """Fields that have no effect."""
-    canonical: list[str]
-    """Canonical forms that changed the prompt."""
     heard: Heard | None = None
     """Remembers answers, so that they are found in the next prompt."""
 
-    def answers(self, prefix: str = "call_") -> list[ParsedAnswer]:
+    def answers(self, tally: Tally, prefix: str = "call_") -> list[ParsedAnswer]:
         """A reader for each of the answers, by its index; ids of calls begin with ``prefix``."""
         new_id = partial(call_id, self.id_length, prefix)
-        return [ParsedAnswer(self.reading, new_id, self.heard) for _ in range(self.request.n)]
+        return [
+            ParsedAnswer(self.reading, tally, new_id, self.heard) for _ in range(self.request.n)
+        ]
+
+
+Called = Callable[[int], str]
+"""What the client calls a message, by its place in a chat request."""
 
 
 async def prepared(
-    service: Service, fields: ChatRequest, headers: Headers, id: str, tenant: str
+    call: Call, fields: ChatRequest, id: str, called: Called = "messages.{}".format
 ) -> Conversation:
-    """The conversation of ``fields``, rendered and tokenized; it is checked before that costs much.
+    """The conversation of ``fields``, rendered and tokenized, for the answer ``id``.
 
-    Args:
-        id: of the answer.
-        tenant: who asks.
+    Raises:
+        ApiError, RadixServeError: as ``tokenized``; if the prompt is too long it is
+            said which messages are the longest.
+    """
+    async with naming_longest(call.service, fields, called):
+        return await tokenized(call, fields, id)
+
+
+async def tokenized(call: Call, fields: ChatRequest, id: str) -> Conversation:
+    """The conversation of ``fields``; it is checked before that costs much.
 
     Raises:
         ApiError: 400, a field cannot be.
@@ -74,21 +88,23 @@ async def prepared(
         ContextLengthError: the prompt is too long.
         OverloadedError: too many wait already.
     """
-    check_model(fields.model, service.frontend.card)
+    service = call.service
     form = form_of(fields)
-    draft = _draft(service, fields, headers, id)
-    marked = read_marks(fields, headers)
+    draft = _draft(service, fields, call.headers, id)
+    marked = read_marks(fields, call.headers)
     reading = service.dialect.reading(fields)
     template_kwargs, without_effect = service.dialect.template_kwargs(fields)
     service.check_length(len(fields.messages), "messages", at_least=True)
     check_messages(fields.messages)
     ignored = [*without_effect, *marked.ignored, *_ignored_in_messages(fields.messages)]
     service.check_load()
-    owner = owner_of(tenant, draft)
+    owner = owner_of(call.tenant, draft)
     if fields.keep_reasoning and not (owner and service.memory.finds_answers):
         ignored.append("keep_reasoning")
-    encode = partial(_encode, service, fields, reading, template_kwargs, form, owner, marked)
-    encoded, reading, (form, vain), keeping, canonical = await service.text_work(encode)
+    encoded, reading, (form, vain), keeping, canonical = await service.text_work(
+        _encode, service, fields, reading, template_kwargs, form, owner, marked
+    )
+    call.visit.canonical = canonical
     if draft.beams is not None and form is not None:
         check_free(form.grammar)
     await check_form(service, form)
@@ -106,7 +122,7 @@ async def prepared(
     ignored += vain
     place = encoded.place
     heard = None if place is None else remembering(service.memory, place, request)
-    return Conversation(request, reading, service.dialect.id_length, ignored, canonical, heard)
+    return Conversation(request, reading, service.dialect.id_length, ignored, heard)
 
 
 def _draft(service: Service, fields: ChatRequest, headers: Headers, id: str) -> TextRequest:
@@ -140,26 +156,18 @@ def _draft(service: Service, fields: ChatRequest, headers: Headers, id: str) -> 
 
 @asynccontextmanager
 async def naming_longest(
-    service: Service, fields: ChatRequest, called: Callable[[int], str] = "messages.{}".format
+    service: Service, fields: ChatRequest, called: Called
 ) -> AsyncGenerator[None]:
-    """Within, the error over a prompt that is too long says which messages of ``fields`` are the
-    longest.
-
-    Args:
-        called: What the client calls a message, by its place in ``fields``.
-    """
+    """Within, the error over a prompt that is too long says which messages are the longest."""
     try:
         yield
     except ContextLengthError as error:
         tokenizer = None if error.at_least else service.frontend.tokenizer
-        named = partial(_longest, fields.messages, called, tokenizer)
-        error.message += await service.text_work(named)
+        error.message += await service.text_work(_longest, fields.messages, called, tokenizer)
         raise
 
 
-def _longest(
-    messages: list[dict[str, Any]], called: Callable[[int], str], tokenizer: Tokenizer | None
-) -> str:
+def _longest(messages: list[dict[str, Any]], called: Called, tokenizer: Tokenizer | None) -> str:
     """The longest messages, each with its role and its tokens; in characters without ``tokenizer``,
     where even to count the tokens would take too long."""
     texts = [_text(message) for message in messages]
@@ -196,7 +204,7 @@ def _encode(
 ) -> tuple[Encoded, Reading, tuple[Form | None, list[str]], Keeping | None, list[str]]:
     """The prompt in tokens, how answers to it are read, what they are kept to, what is to be kept
     of it, and the canonical forms that changed it."""
-    shown = rendered(service, fields, reading, template_kwargs, owner)
+    shown = rendered(service, fields, reading.tools, template_kwargs, owner)
     text, special = shown.text, bool(fields.add_special_tokens)
     encoded = service.encoded(text, owner, param="messages", add_special_tokens=special)
     ends = shown.ends([spot for spot, _ in marked.spots])
@@ -208,33 +216,32 @@ def _encode(
 
 def _top_logprobs(fields: ChatRequest) -> int | None:
     top = fields.top_logprobs or 0
-    if not 0 <= top <= MAX_LOGPROBS:
-        raise invalid("top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}")
     if top and not fields.logprobs:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+        raise wrong("top_logprobs", "needs logprobs to be true")
     return top if fields.logprobs else None
 
 
+class ChatMessage(msgspec.Struct):
+    """The shape of a message; what it says is the template's to judge."""
+
+    role: Annotated[str, msgspec.Meta(min_length=1)]
+    content: Any = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+
+
 def check_messages(messages: list[dict[str, Any]]) -> None:
-    """The shape of each message; what it says is the template's to judge."""
+    """Raises ApiError: 400, there are none, or one of them cannot be."""
     if not messages:
-        raise invalid("messages", "messages must not be empty")
-    for index, message in enumerate(messages):
+        raise wrong("messages", "must not be empty")
+    for index, sent in enumerate(messages):
         path = f"messages.{index}"
-        role = message.get("role")
-        if role is None:
-            raise invalid(f"{path}.role", f"{path}.role is required", "missing_required_parameter")
-        if not isinstance(role, str) or not role:
-            raise invalid(f"{path}.role", f"{path}.role must be a string", "invalid_type")
-        if message.get("content") is None and role != "assistant":
-            raise invalid(
-                f"{path}.content", f"{path}.content is required", "missing_required_parameter"
-            )
-        for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
-            if not isinstance(message.get(name), str | None):
-                raise invalid(f"{path}.{name}", f"{path}.{name} must be a string", "invalid_type")
-        if not isinstance(message.get("tool_calls"), list | None):
-            raise invalid(f"{path}.tool_calls", f"{path}.tool_calls must be a list", "invalid_type")
+        message = converted(sent, ChatMessage, path)
+        if message.content is None and message.role != "assistant":
+            raise required(f"{path}.content")
 
 
 def _ignored_in_messages(messages: list[dict[str, Any]]) -> list[str]:

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from radixserve.server.errors import invalid, wrong
 from radixserve.server.tools import ToolChoice, read_tools
-from radixserve.server.wire import ChatRequest, invalid
+from radixserve.server.wire import ChatRequest
 from radixserve.text.parsing.events import Parser
 from radixserve.text.parsing.formats import (
     NONE,
@@ -111,17 +112,17 @@ class Dialect:
 
     def _check_model(self, choice: ToolChoice) -> None:
         if not self.takes_tools:
-            raise invalid(
+            raise wrong(
                 "tools",
-                "tools are not supported by this model: its chat template does not "
-                "mention them. Start the server with --chat-template FILE for one that does",
+                "are not supported by this model: its chat template does not mention them. "
+                "Start the server with --chat-template FILE for one that does",
                 "unsupported_parameter",
             )
         if self.formats.tools is None and not self.passes_calls:
-            raise invalid(
+            raise wrong(
                 "tools",
-                "tools are not supported: nobody knows how this model writes tool calls. "
-                "Start the server with --tool-call-parser NAME, or none to get them as text",
+                "are not supported: nobody knows how this model writes tool calls. Start the "
+                "server with --tool-call-parser NAME, or none to get them as text",
                 "unsupported_parameter",
             )
         if self.formats.tools is None and choice.constrained:
@@ -143,9 +144,7 @@ class Dialect:
         if effort is None:
             return given, []
         if effort not in EFFORTS:
-            raise invalid(
-                "reasoning_effort", f"reasoning_effort must be one of {', '.join(EFFORTS)}"
-            )
+            raise wrong("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
         mapped: dict[str, Any] = {}
         if self._reads("reasoning_effort"):
             style = self.formats.reasoning

@@ -5,45 +5,47 @@ from __future__ import annotations
 import base64
 import uuid
 from contextlib import aclosing
-from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.engine.frontend import ModelCard, TextRequest
 from radixserve.errors import DeadlineError
 from radixserve.scheduling.sampling import Pooling, SamplingParams
-from radixserve.server.answer import headers_of
-from radixserve.server.fields import triage
-from radixserve.server.limits import read_json
-from radixserve.server.parameters import check_model, text_request
-from radixserve.server.prompts import Prompts, encoded, named
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import invalid, wrong
+from radixserve.server.fields import Body, Values
+from radixserve.server.parameters import text_request
+from radixserve.server.prompts import Prompts, named, tokenized
 from radixserve.server.service import Service, until_gone
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import CacheFields, GenerationFields, Json, PromptTokensDetails, invalid
+from radixserve.server.wire import (
+    CacheFields,
+    GenerationFields,
+    Json,
+    Priority,
+    PromptTokensDetails,
+)
 
 MAX_INPUTS = 2048
 AT_ONCE = 32
 """Inputs of a request that the engine is given at once: enough to fill its steps, and too few to
 keep others waiting."""
-REFUSED: dict[str, tuple[object, ...]] = {
-    "messages": (),
-    "truncate_prompt_tokens": (),
-    "normalize": (True,),
-    "embed_dtype": ("float32",),
-}
-"""What would change the vectors and is not built, with the values that ask for nothing."""
-
 Encoding = Literal["float", "base64"]
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
+class EmbeddingRequest(Body, kw_only=True):
     """OpenAI's fields, and ours behind them."""
+
+    refused: ClassVar[Values] = {
+        "messages": (),
+        "truncate_prompt_tokens": (),
+        "normalize": (True,),
+        "embed_dtype": ("float32",),
+    }
 
     input: Prompts
     model: str | None = None
@@ -51,7 +53,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     pooling: Pooling | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     cache: CacheFields | None = None
@@ -77,33 +79,25 @@ class EmbeddingList(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-async def embeddings(request: Request) -> Response:
-    service: Service = request.app.state.service
-    fields, raws = await read_json(request, EmbeddingRequest)
-    ignored = triage(raws, EmbeddingRequest, REFUSED)
+async def embeddings(call: Call, fields: EmbeddingRequest) -> EmbeddingList | Json[EmbeddingList]:
+    service = call.service
     card = service.frontend.card
-    check_model(fields.model, card)
     size = _size(fields, card)
     inputs = named(fields.input, "input", most=MAX_INPUTS)
-    draft = _draft(fields, request, service)
+    draft = _draft(call, fields)
     service.check_load()
     special = fields.add_special_tokens is not False
-    requests = []
-    for index, (param, prompt) in enumerate(inputs.items()):
-        encode = partial(encoded, service, prompt, param, add_special_tokens=special)
-        tokens = await service.text_work(encode)
-        requests.append(replace(draft, id=f"{draft.id}-{index}", prompt=tokens))
-    visit: Visit = request.state.visit
-    found = _embedded(service, requests, visit, size, fields.encoding_format or "float")
-    data = await until_gone(request.receive, found)
-    answer = EmbeddingList(data, card.name, _usage(visit.tally))
-    encode = partial(msgspec.json.encode, answer)
+    requests = await tokenized(service, draft, inputs, add_special_tokens=special)
+    found = _embedded(service, requests, call.visit, size, fields.encoding_format or "float")
+    data = await until_gone(call.receive, found)
+    answer = EmbeddingList(data, card.name, _usage(call.visit.tally))
+    if len(data) * size <= 2**14:
+        return answer
     # So many numbers would hold up the event loop.
-    shown = await service.text_work(encode) if len(data) * size > 2**14 else answer
-    return Json(shown, headers=headers_of(service, draft, ignored))
+    return Json(await service.text_work(msgspec.json.encode, answer), headers=call.notes())
 
 
-def _draft(fields: EmbeddingRequest, request: Request, service: Service) -> TextRequest:
+def _draft(call: Call, fields: EmbeddingRequest) -> TextRequest:
     """What the engine is asked for, still without an input."""
     pooling: Pooling = fields.pooling or "last"
     draft = text_request(
@@ -113,11 +107,11 @@ def _draft(fields: EmbeddingRequest, request: Request, service: Service) -> Text
             extra_key=fields.extra_key,
             cache=fields.cache,
         ),
-        request.headers,
+        call.headers,
         f"embd-{uuid.uuid4().hex}",
         sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling),
         continuation=False,
-        most=service.frontend.most,
+        most=call.service.frontend.most,
     )
     # Nobody goes on with an input, so that it is no session's.
     draft = replace(draft, keeping=None)
@@ -167,7 +161,7 @@ def _size(fields: EmbeddingRequest, card: ModelCard) -> int:
             "unsupported_parameter",
         )
     if fields.dimensions is not None and not 1 <= fields.dimensions <= most:
-        raise invalid("dimensions", f"dimensions must be between 1 and {most}")
+        raise wrong("dimensions", f"must be between 1 and {most}")
     return fields.dimensions or most
 
 

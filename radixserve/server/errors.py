@@ -36,6 +36,8 @@ NOT_THAT = 405
 """The status where a URL is there, and does not take the method."""
 
 PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
+BOUND = re.compile(r"^Expected `\w+` (?:of (?P<length>length) )?(?P<sign>[<>]=?) (?P<bound>\S+)$")
+SIGNS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 ENUM = "Invalid enum value"
 MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`")
 SURROGATE = re.compile(r"(?:surrogate|end of hex escape).*\(byte (?P<byte>\d+)\)")
@@ -94,6 +96,26 @@ class ApiError(Exception):
         """The answer to the request of ``scope``, in the shape of the API that it is meant for."""
         body = anthropic.error_body(self, scope) if anthropic.is_meant(scope) else self.body()
         return Response(body, self.status, self.headers, "application/json")
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """The refusal of a request, over one field's value if over nothing more."""
+    return ApiError(status=400, message=f"{message}.", param=param, code=code)
+
+
+def wrong(param: str, says: str, code: str = "invalid_value") -> ApiError:
+    """The refusal of one field's value, with a sentence that begins with the field's name."""
+    return invalid(param, f"{param} {says}", code)
+
+
+def required(param: str) -> ApiError:
+    """The refusal of a request that lacks a field."""
+    return wrong(param, "is required", "missing_required_parameter")
+
+
+def absent(param: str | None, message: str, code: str) -> ApiError:
+    """The refusal of a name of something that is not there."""
+    return ApiError(status=404, message=f"{message}.", param=param, code=code)
 
 
 class AnswerError(Exception):
@@ -157,41 +179,33 @@ def invalid_json(
         type_: As what.
     """
     if isinstance(error, RecursionError):
-        return ApiError(status=400, message="The body is nested too deeply.", code="invalid_json")
+        return invalid(None, "The body is nested too deeply", "invalid_json")
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
         half = SURROGATE.search(text)
         if half or HALF_AT_END.search(data, max(0, len(data) - MOST_AFTER_HALF)):
             place = f"byte {half['byte']}" if half else "its end"
-            return ApiError(
-                status=400,
-                message=f"The body is not valid text: a lone surrogate, one half of a pair of \\u "
-                f"escapes, stands before {place}. Send both halves, or the character itself.",
-                code="invalid_json",
+            message = (
+                f"The body is not valid text: a lone surrogate, one half of a pair of \\u escapes, "
+                f"stands before {place}. Send both halves, or the character itself"
             )
-        return ApiError(
-            status=400,
-            message=f"The body is not valid JSON in UTF-8: {text}.",
-            code="invalid_json",
-        )
+            return invalid(None, message, "invalid_json")
+        return invalid(None, f"The body is not valid JSON in UTF-8: {text}", "invalid_json")
     found = PATH.search(text)
     path = _dotted(found["path"]) if found else None
     param = ".".join(filter(None, (within, path))) or None
     reason = text[: found.start()] if found else text
     if missing := MISSING.match(reason):
         param = f"{param}.{missing['name']}" if param else missing["name"]
-        return ApiError(
-            status=400,
-            message=f"{param} is required.",
-            param=param,
-            code="missing_required_parameter",
-        )
-    words = _words(type_, found["path"]) if found and reason.startswith(ENUM) else []
-    if words:
-        message = f"{param} must be one of {', '.join(words)}."
-        return ApiError(status=400, message=message, param=param, code="invalid_value")
+        return required(param)
+    if bound := BOUND.match(reason):
+        what = "must have a length of" if bound["length"] else "must be"
+        says = f"{what} {SIGNS[bound['sign']]} {bound['bound'].removesuffix('.0')}"
+        return invalid(param, f"{param or 'The body'} {says}")
+    if words := _words(type_, found["path"]) if found and reason.startswith(ENUM) else []:
+        return invalid(param, f"{param} must be one of {', '.join(words)}")
     code = "invalid_value" if "out of range" in reason else "invalid_type"
-    return ApiError(status=400, message=f"{param or 'The body'}: {reason}.", param=param, code=code)
+    return invalid(param, f"{param or 'The body'}: {reason}", code)
 
 
 async def answer_with_error(request: Request, error: Exception) -> Response:

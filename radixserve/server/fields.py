@@ -1,20 +1,23 @@
 """What becomes of every field that a client can send: honoured, refused, or ignored and listed.
 
-Honoured is what ``wire.ChatRequest`` and ``wire.CompletionRequest`` declare. Refused is what would
-change the answer and is not built; a value that asks for nothing passes. Everything else, known or
-not, changes nothing, and is listed in the response header ``x-radixserve-ignored``.
+Honoured is what the ``Body`` of an endpoint declares. Refused is what would change the answer and
+is not built; a value that asks for nothing passes. Everything else, known or not, changes nothing,
+and is listed in the response header ``x-radixserve-ignored``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
+from types import UnionType
+from typing import ClassVar, get_args, get_origin
 from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import Headers
 
-from radixserve.server.errors import ApiError
+from radixserve.server.errors import invalid, wrong
 from radixserve.server.limits import Raws
 
 HEADER = "x-radixserve-ignored"
@@ -27,7 +30,10 @@ NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 LONGEST_NEUTRAL = 64
 """Bytes beyond which no value can be a neutral one."""
 
-REFUSED: dict[str, tuple[object, ...]] = {
+Values = dict[str, tuple[object, ...]]
+"""Names with the values that ask for nothing, beside null."""
+
+REFUSED: Values = {
     # what to say
     "functions": (),
     "function_call": ("none", "auto"),
@@ -64,69 +70,69 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "no_stop_trim": (False,),
 }
-"""Names with the values that ask for nothing, beside null."""
 
 HINTS = {
-    "functions": "Use tools.",
-    "function_call": "Use tool_choice.",
-    "suffix": "Put what follows into the prompt, in the model's own fill-in-the-middle format.",
-    "chat_template": "Templates are programs; start the server with --chat-template FILE.",
-    "output_format": "Use output_config.format.",
-    "response_format": "Use output_config.format.",
-    "stop": "Use stop_sequences.",
-    "no_stop_trim": "Use include_stop_str_in_output.",
-    "max_completion_tokens": "Use max_tokens.",
-    "top_logprobs": "Use logprobs, a number.",
-}
-
-CHAT_REFUSED: dict[str, tuple[object, ...]] = REFUSED
-TOOLS: dict[str, tuple[object, ...]] = {"tools": (), "tool_choice": ("none", "auto")}
-COMPLETION_REFUSED: dict[str, tuple[object, ...]] = {
-    **{name: neutral for name, neutral in REFUSED.items() if name != "echo"},
-    "max_completion_tokens": (),
-    "top_logprobs": (0,),
-    **TOOLS,
-    "include_reasoning": (True,),
+    "functions": "Use tools",
+    "function_call": "Use tool_choice",
+    "suffix": "Put what follows into the prompt, in the model's own fill-in-the-middle format",
+    "chat_template": "Templates are programs; start the server with --chat-template FILE",
+    "output_format": "Use output_config.format",
+    "response_format": "Use output_config.format",
+    "stop": "Use stop_sequences",
+    "no_stop_trim": "Use include_stop_str_in_output",
+    "max_completion_tokens": "Use max_tokens",
+    "top_logprobs": "Use logprobs, a number",
 }
 
 
-def triage(
-    raws: Raws,
-    honoured: type[msgspec.Struct],
-    refused: dict[str, tuple[object, ...]],
-    hints: dict[str, str] = HINTS,
-) -> list[str]:
-    """The names of the fields that have no effect, in the order in which they were sent.
+class Body(msgspec.Struct, kw_only=True):
+    """A body of a request: the fields that are honoured, and what of the others is refused."""
 
-    Args:
-        hints: what to do in place of sending a field that is refused.
+    refused: ClassVar[Values] = {}
+    hints: ClassVar[dict[str, str]] = HINTS
+    """What to do in place of sending a field that is refused."""
+    limit: ClassVar[int | None] = None
+    """Bytes that it may have; None is as many as the server takes."""
+
+
+def triage(raws: Raws, body: type[Body]) -> list[str]:
+    """The paths of the fields that have no effect, in the order in which they were sent.
 
     Raises:
         ApiError: 400, a field would change the answer in a way that is not built; it names it.
     """
-    ignored = []
+    unknown = _unknown(raws, body)
+    for name in unknown:
+        if name in body.refused and not _neutral(raws[name], body.refused[name]):
+            hint = f". {body.hints[name]}" if name in body.hints else ""
+            raise wrong(name, f"is not supported here{hint}", "unsupported_parameter")
+    return [path for path in unknown if path not in body.refused]
+
+
+def _unknown(raws: Raws, kind: type[msgspec.Struct], within: str = "") -> list[str]:
+    """The paths of fields that ``kind``, or an object in one of its fields, does not have."""
+    objects, paths = _objects(kind), []
     for name, raw in raws.items():
-        if name in honoured.__struct_fields__ or bytes(raw) == b"null":
+        if bytes(raw) == b"null":
             continue
-        if name not in refused:
-            ignored.append(name)
-        elif not _neutral(raw, refused[name]):
-            hint = hints.get(name)
-            raise ApiError(
-                status=400,
-                message=f"{name} is not supported here." + (f" {hint}" if hint else ""),
-                param=name,
-                code="unsupported_parameter",
-            )
-    return ignored
+        if name in objects:
+            inner = msgspec.json.decode(raw, type=Raws)
+            paths += _unknown(inner, objects[name], f"{within}{name}.")
+        elif name not in kind.__struct_encode_fields__:
+            paths.append(within + name)
+    return paths
 
 
-def unknown_options(raws: Raws, type_: type[msgspec.Struct]) -> list[str]:
-    """The fields of ``prompt_cache_options`` that have no effect, since ``type_`` lacks them."""
-    raw = raws.get("prompt_cache_options")
-    sent = None if raw is None else msgspec.json.decode(raw, type=Raws | None)
-    names = [each for each in sent or () if each not in type_.__struct_fields__]
-    return [f"prompt_cache_options.{each}" for each in names]
+@cache
+def _objects(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """The fields of ``kind`` that hold objects with fields of their own."""
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        options = get_args(field.type) if get_origin(field.type) is UnionType else (field.type,)
+        for each in options:
+            if isinstance(each, type) and issubclass(each, msgspec.Struct):
+                found[field.encode_name] = each
+    return found
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
@@ -148,8 +154,7 @@ def is_yes(headers: Headers, name: str) -> bool:
     """
     said = headers.get(name, "").strip().lower()
     if said and said not in (*YES, *NO):
-        message = f"The header {name} must be one of {', '.join((*YES, *NO))}."
-        raise ApiError(status=400, message=message, param=name, code="invalid_value")
+        raise invalid(name, f"The header {name} must be one of {', '.join((*YES, *NO))}")
     return said in YES
 
 

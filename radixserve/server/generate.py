@@ -7,67 +7,52 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET
-from msgspec.structs import replace
-from starlette.requests import Request
-from starlette.responses import Response
+from msgspec.structs import asdict
 
 from radixserve.engine.frontend import Alternative, TextDelta, TextRequest, TokenLogprob
 from radixserve.errors import InvalidRequestError
-from radixserve.scheduling.sampling import MAX_LOGPROBS
 from radixserve.server.answer import clipped
-from radixserve.server.errors import ApiError, invalid_json, to_api_error
-from radixserve.server.fields import ignored_header, triage
-from radixserve.server.limits import read_json
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import ApiError, invalid, invalid_json, to_api_error, wrong
+from radixserve.server.fields import Body, Values, triage
 from radixserve.server.parameters import sampling_params, text_request
-from radixserve.server.prompts import Prompt, Prompts, encoded, named
-from radixserve.server.service import Deltas, Service, until_gone
-from radixserve.server.sse import EventStream
+from radixserve.server.prompts import Prompt, Prompts, named, tokenized
+from radixserve.server.service import Deltas, until_gone
+from radixserve.server.sse import EventStream, event
 from radixserve.server.structured import Form, check_form, form_of
-from radixserve.server.wire import GenerationFields, Json, invalid
+from radixserve.server.wire import GenerationFields, LikeliestTokens, Priority
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import TOKEN_BYTES, count, unpack
 
-DEFAULT_MAX_TOKENS = 128
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "image_data": ([],),
-    "video_data": ([],),
-    "audio_data": ([],),
-    "input_embeds": (),
-    "lora_path": ([],),
-    "token_ids_logprob": ([],),
-    "return_hidden_states": (False,),
-    "return_routed_experts": (False,),
-    "custom_logit_processor": (),
-    "session_params": ({},),
-}
-"""Fields that are refused, each with the values that ask for nothing, beside null."""
-NEUTRAL_SAMPLING: dict[str, tuple[object, ...]] = {
-    "structural_tag": (),
-    "stop_regex": ([], ""),
-    "spaces_between_special_tokens": (True,),
-    "custom_params": ({},),
-}
-"""Likewise of sampling parameters."""
+DEFAULTS: dict[str, Any] = {"max_tokens": 128, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
+"""None of the model's."""
 NAMES = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "seed": "sampling_seed",
-    "logprobs": "top_logprobs_num",
+    "include_stop_str_in_output": "no_stop_trim",
 }
-"""What is called otherwise in OpenAI's API, by its name there."""
+"""Sampling parameters that are called otherwise in OpenAI's API, by their names there."""
 SAMPLING = "sampling_params"
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
+class SamplingFields(Body, kw_only=True, rename=NAMES):
+    """Each under its name in OpenAI's API."""
+
+    refused: ClassVar[Values] = {
+        "structural_tag": (),
+        "stop_regex": ([], ""),
+        "spaces_between_special_tokens": (True,),
+        "custom_params": ({},),
+    }
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -80,57 +65,65 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    no_stop_trim: bool | None = None
-    sampling_seed: int | None = None
+    include_stop_str_in_output: bool | None = None
+    seed: int | None = None
     logit_bias: dict[int, float] | None = None
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateRequest(Body, kw_only=True):
+    refused: ClassVar[Values] = {
+        "image_data": ([],),
+        "video_data": ([],),
+        "audio_data": ([],),
+        "input_embeds": (),
+        "lora_path": ([],),
+        "token_ids_logprob": ([],),
+        "return_hidden_states": (False,),
+        "return_routed_experts": (False,),
+        "custom_logit_processor": (),
+        "session_params": ({},),
+    }
+
     text: Prompts | None = None
     input_ids: Prompts | None = None
     sampling_params: dict[str, msgspec.Raw] | None = None
     stream: bool | None = None
     return_logprob: bool | None = None
     logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
-    priority: int | None = None
+    top_logprobs_num: LikeliestTokens | None = None
+    priority: Priority | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
 
 
-async def generate(request: Request) -> Response:
-    service: Service = request.app.state.service
-    fields, raws = await read_json(request, GenerateRequest)
-    ignored = triage(raws, GenerateRequest, NEUTRAL)
-    chosen, without_effect = _sampling(fields)
+async def generate(
+    call: Call, fields: GenerateRequest
+) -> dict[str, Any] | list[dict[str, Any]] | EventStream:
+    service = call.service
+    chosen, ignored = _sampling(fields)
+    call.visit.ignored += ignored
+    asked = _asked(fields, chosen)
     sent = _prompts(fields)
     identity = uuid4().hex
-    form = _form(chosen)
+    form = form_of(asked)
+    form = None if form is None else form.within(SAMPLING)
     with _their_names("text" if fields.input_ids is None else "input_ids"):
-        draft = _draft(service, request, fields, chosen, form, identity, len(sent))
+        draft = _draft(call, fields, asked, form, identity, len(sent))
     service.check_load()
     await check_form(service, form)
-    tokens = [
-        await service.text_work(partial(encoded, service, prompt, param, add_special_tokens=True))
-        for param, prompt in sent.items()
-    ]
-    prompts = [
-        replace(draft, id=f"{identity}-{index}", prompt=prompt)
-        for index, prompt in enumerate(tokens)
-    ]
+    prompts = await tokenized(service, draft, sent, add_special_tokens=True)
     start = fields.logprob_start_len if draft.sampling.prompt_logprobs is not None else None
     logprobs = bool(fields.return_logprob)
     answers = Answers(identity, prompts, service.frontend.tokenizer, logprobs=logprobs, start=start)
-    deltas = service.answers(prompts, request.state.visit)
-    headers = ignored_header([*ignored, *without_effect])
+    deltas = service.answers(prompts, call.visit)
     several = ("text" not in sent and "input_ids" not in sent) or draft.n > 1
     if fields.stream:
-        return EventStream(answers.events(deltas, several), service.settings, headers)
-    done = await until_gone(request.receive, answers.whole(deltas))
-    return Json(done if several else done[0], headers=headers)
+        return call.streamed(answers.events(deltas, several))
+    done = await until_gone(call.receive, answers.whole(deltas))
+    return done if several else done[0]
 
 
 class Answers:
@@ -177,7 +170,7 @@ class Answers:
                 index = self._take(prompt, delta)
                 if delta.text or delta.finish is not None:
                     news = self._last[index] | ({"index": index} if several else {})
-                    yield b"data: " + msgspec.json.encode(news) + b"\n\n"
+                    yield event(news)
 
     def _take(self, prompt: int, delta: TextDelta) -> int:
         index = prompt * self._n + delta.index
@@ -236,9 +229,10 @@ def _their_names(prompt: str) -> Iterator[None]:
     try:
         yield
     except (ApiError, InvalidRequestError) as error:
-        told = to_api_error(error).renamed({**NAMES, "prompt": prompt})
+        names = {**NAMES, "logprobs": "top_logprobs_num", "prompt": prompt}
+        told = to_api_error(error).renamed(names)
         name = (told.param or "").partition(".")[0]
-        if name in SamplingFields.__struct_fields__:
+        if name in SamplingFields.__struct_encode_fields__:
             told = told.within(SAMPLING)
         raise told from error
 
@@ -252,7 +246,7 @@ def _sampling(fields: GenerateRequest) -> tuple[SamplingFields, list[str]]:
     sent = fields.sampling_params or {}
     data = msgspec.json.encode(sent)
     try:
-        ignored = triage(sent, SamplingFields, NEUTRAL_SAMPLING)
+        ignored = triage(sent, SamplingFields)
         chosen = msgspec.json.decode(data, type=SamplingFields, strict=False)
     except msgspec.DecodeError as error:
         raise invalid_json(error, data=data).within(SAMPLING) from error
@@ -261,16 +255,17 @@ def _sampling(fields: GenerateRequest) -> tuple[SamplingFields, list[str]]:
     return chosen, [f"{SAMPLING}.{name}" for name in ignored]
 
 
-def _form(chosen: SamplingFields) -> Form | None:
-    """Raises ApiError: 400, two of them are asked for."""
-    schema = chosen.json_schema
-    asked = GenerationFields(
-        json_schema=UNSET if schema is None else msgspec.Raw(msgspec.json.encode(schema)),
-        regex=chosen.regex,
-        ebnf=chosen.ebnf,
+def _asked(fields: GenerateRequest, chosen: SamplingFields) -> GenerationFields:
+    """The same in the words of OpenAI's API."""
+    said = {name: value for name, value in asdict(chosen).items() if value is not None}
+    if chosen.json_schema is not None:
+        said["json_schema"] = msgspec.Raw(msgspec.json.encode(chosen.json_schema))
+    return GenerationFields(
+        **DEFAULTS | said,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+        extra_key=fields.extra_key,
     )
-    form = form_of(asked)
-    return None if form is None else form.within(SAMPLING)
 
 
 def _prompts(fields: GenerateRequest) -> dict[str, Prompt]:
@@ -282,51 +277,25 @@ def _prompts(fields: GenerateRequest) -> dict[str, Prompt]:
 
 
 def _draft(
-    service: Service,
-    request: Request,
+    call: Call,
     fields: GenerateRequest,
-    chosen: SamplingFields,
+    asked: GenerationFields,
     form: Form | None,
     identity: str,
     prompts: int,
 ) -> TextRequest:
     start = -1 if fields.logprob_start_len is None else fields.logprob_start_len
     if not -1 <= start < 2**31 - 1:
-        raise invalid("logprob_start_len", "logprob_start_len must be -1 or a place in the prompt")
+        raise wrong("logprob_start_len", "must be -1 or a place in the prompt")
     scores = bool(fields.return_logprob) and start >= 0
     if scores and fields.stream:
         message = "logprobs of the prompt cannot be streamed: set stream to false"
         raise invalid("logprob_start_len", message)
     top = fields.top_logprobs_num or 0
-    if not 0 <= top <= MAX_LOGPROBS:
-        raise invalid("top_logprobs_num", f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}")
-    # Their defaults are none of the model's.
-    asked = GenerationFields(
-        n=chosen.n,
-        min_tokens=chosen.min_new_tokens,
-        temperature=1.0 if chosen.temperature is None else chosen.temperature,
-        top_p=1.0 if chosen.top_p is None else chosen.top_p,
-        top_k=-1 if chosen.top_k is None else chosen.top_k,
-        min_p=chosen.min_p,
-        seed=chosen.sampling_seed,
-        repetition_penalty=chosen.repetition_penalty,
-        presence_penalty=chosen.presence_penalty,
-        frequency_penalty=chosen.frequency_penalty,
-        logit_bias=chosen.logit_bias,
-        stop=chosen.stop,
-        stop_token_ids=chosen.stop_token_ids,
-        include_stop_str_in_output=chosen.no_stop_trim,
-        ignore_eos=chosen.ignore_eos,
-        skip_special_tokens=chosen.skip_special_tokens,
-        priority=fields.priority,
-        cache_salt=fields.cache_salt,
-        extra_key=fields.extra_key,
-    )
-    length = chosen.max_new_tokens
     sampling = sampling_params(
         asked,
-        service.frontend.card,
-        max_tokens=("max_tokens", DEFAULT_MAX_TOKENS if length is None else length),
+        call.service.frontend.card,
+        max_tokens=("max_tokens", asked.max_tokens),
         logprobs=("logprobs", top if fields.return_logprob else None),
         prompt_logprobs=top if scores else None,
         prompt_logprobs_start=max(1, start + 1),
@@ -335,10 +304,10 @@ def _draft(
     )
     return text_request(
         asked,
-        request.headers,
+        call.headers,
         identity,
         sampling=sampling,
         continuation=True,
-        most=service.frontend.most,
+        most=call.service.frontend.most,
         prompts=prompts,
     )

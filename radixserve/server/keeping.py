@@ -16,9 +16,9 @@ from starlette.datastructures import Headers
 
 from radixserve.cache.terms import LONGEST, Keeping, Kept, Mark
 from radixserve.engine.messages import CacheMode
-from radixserve.server.errors import ApiError
+from radixserve.server.errors import invalid, wrong
 from radixserve.server.fields import is_yes
-from radixserve.server.wire import ChatRequest, CommonFields, invalid
+from radixserve.server.wire import ChatRequest, CommonFields
 from radixserve.text.marked import Spot
 from radixserve.tokens import count
 
@@ -82,10 +82,9 @@ def seconds_of(value: str | float, param: str, *, least: int = 1) -> int:
     else:
         seconds = value
     if not least <= seconds <= LONGEST:
-        raise invalid(
+        raise wrong(
             param,
-            f"{param} must be a time from {least}s to 24h, as a number of seconds or as 90s, 30m "
-            "or 12h",
+            f"must be a time from {least}s to 24h, as a number of seconds or as 90s, 30m or 12h",
         )
     return -int(-seconds // 1)
 
@@ -126,8 +125,7 @@ def usual_times(fields: CommonFields) -> tuple[int, int | None]:
         usual = seconds_of(ttl, "prompt_cache_options.ttl")
         return usual, None if options.mode == "explicit" else usual
     if retention and retention not in RETENTION:
-        message = "prompt_cache_retention must be in_memory or 24h"
-        raise invalid("prompt_cache_retention", message)
+        raise wrong("prompt_cache_retention", "must be in_memory or 24h")
     return seconds_of(DEFAULT_TTL, "ttl"), RETENTION.get(retention or "")
 
 
@@ -140,7 +138,7 @@ def said_besides(fields: CommonFields, headers: Headers) -> tuple[Keeping, list[
     last = bool(fields.session_end) or is_yes(headers, FINAL_HEADER)
     session, ignored = _session(fields, headers)
     if last and not session:
-        raise invalid("session_end", "session_end needs session_id, or a header that names it")
+        raise wrong("session_end", "needs session_id, or a header that names it")
     marks: tuple[Mark, ...] = ()
     if fields.keep_for is not None:
         marks = (Mark(None, seconds_of(fields.keep_for, "keep_for")),)
@@ -179,27 +177,19 @@ def with_end(keeping: Keeping | None, fields: CommonFields, prompt: bytes) -> Ke
 
 
 def check_leaves(mode: CacheMode, *, prefix_cache: bool) -> None:
-    """See that what is computed to be found later stays in the cache.
-
-    Raises:
-        ApiError: 400, nothing of it would.
-    """
+    """Raises ApiError: 400, nothing of what is computed to be found later would stay cached."""
     if mode != "on":
         message = "A prewarming with cache.mode off, read-only or no-store would keep nothing"
         raise invalid("cache.mode", f"{message}: leave it out")
     if not prefix_cache:
-        raise ApiError(
-            status=400,
-            message="A prewarming would keep nothing: this server was started with "
-            "--no-prefix-cache.",
-            code="unsupported_feature",
-        )
+        message = "A prewarming would keep nothing: this server was started with --no-prefix-cache"
+        raise invalid(None, message, "unsupported_feature")
 
 
 def check_session(name: str, param: str) -> None:
     """Raises ApiError: 400, no session can have this name."""
     if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= LONGEST_SESSION:
-        raise invalid(param, f"{param} must have 1 to {LONGEST_SESSION} bytes")
+        raise wrong(param, f"must have 1 to {LONGEST_SESSION} bytes")
 
 
 def keep_header(kept: Kept | None) -> dict[str, str]:
@@ -245,10 +235,10 @@ def _ttl(mark: object, path: str) -> str | float | None:
         ApiError: 400, it is no mark.
     """
     if not isinstance(mark, Mapping):
-        raise invalid(path, f"{path} must be an object", "invalid_type")
+        raise wrong(path, "must be an object", "invalid_type")
     if mark.get("mode") != "explicit":
-        raise invalid(f"{path}.mode", f"{path}.mode must be explicit: nothing else marks a place")
+        raise wrong(f"{path}.mode", "must be explicit: nothing else marks a place")
     ttl = mark.get("ttl")
     if isinstance(ttl, bool) or not isinstance(ttl, str | int | float | None):
-        raise invalid(f"{path}.ttl", f"{path}.ttl must be a string", "invalid_type")
+        raise wrong(f"{path}.ttl", "must be a string", "invalid_type")
     return ttl

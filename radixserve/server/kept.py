@@ -8,9 +8,8 @@ import msgspec
 
 from radixserve.scheduling.grammar import Grammar
 from radixserve.server.dialect import Reading
-from radixserve.server.errors import ApiError
+from radixserve.server.errors import ApiError, invalid
 from radixserve.server.structured import Form
-from radixserve.server.wire import invalid
 from radixserve.text.parsing.required import Wanted, answer_grammar, arguments_schema
 
 NO_CALLS = Wanted(schemas={}, text="form")

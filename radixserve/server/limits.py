@@ -8,7 +8,7 @@ import anyio.to_thread
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from radixserve.server.errors import ApiError, invalid_json
+from radixserve.server.errors import ApiError, invalid, invalid_json
 
 BODY_LIMIT = 32 * 2**20
 LARGE_BODY = 2**18
@@ -24,20 +24,12 @@ what this saves; a text with so many is longer than what models take."""
 T = TypeVar("T")
 Raws = dict[str, msgspec.Raw]
 
+SUSPECTS = ("stop", "stop_token_ids", "logit_bias", "response_format", "structured_outputs")
+"""Fields that somebody might make large."""
 
-class _Bulk(msgspec.Struct):
-    """The fields that may be large, and those that somebody might make so."""
-
-    messages: msgspec.Raw = msgspec.Raw(b"")
-    system: msgspec.Raw = msgspec.Raw(b"")
-    prompt: msgspec.Raw = msgspec.Raw(b"")
-    input: msgspec.Raw = msgspec.Raw(b"")
-    instructions: msgspec.Raw = msgspec.Raw(b"")
-    stop: msgspec.Raw = msgspec.Raw(b"")
-    stop_token_ids: msgspec.Raw = msgspec.Raw(b"")
-    logit_bias: msgspec.Raw = msgspec.Raw(b"")
-    response_format: msgspec.Raw = msgspec.Raw(b"")
-    structured_outputs: msgspec.Raw = msgspec.Raw(b"")
+_Bulk = msgspec.defstruct(
+    "_Bulk", [(name, msgspec.Raw, msgspec.Raw(b"")) for name in (*BULK, *SUSPECTS)]
+)
 
 
 async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
@@ -61,18 +53,6 @@ async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
         if not message.get("more_body", False):
             body = request.state.visit.body = b"".join(chunks)
             return body
-
-
-async def read_json(request: Request, type_: type[T], limit: int | None = None) -> tuple[T, Raws]:
-    """The body of ``request``, of at most ``limit`` bytes or as many as the server takes, as
-    ``decode`` has it.
-
-    Raises:
-        ApiError, ClientDisconnect: as ``read_body`` and ``decode``.
-    """
-    service = request.app.state.service
-    body = await read_body(request, service.settings.body_limit if limit is None else limit)
-    return await decode(body, type_, service.large_bodies)
 
 
 async def decode(body: bytes, type_: type[T], limiter: anyio.CapacityLimiter) -> tuple[T, Raws]:
@@ -100,52 +80,43 @@ def _decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
         raise invalid_json(error, data=body, type_=type_) from error
 
 
+def converted(sent: object, type_: type[T], path: str) -> T:
+    """``sent``, which was decoded at ``path`` of a body, as ``type_``.
+
+    Raises:
+        ApiError: 400, a field is missing or of another type.
+    """
+    try:
+        return msgspec.convert(sent, type_)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise invalid_json(error, path) from error
+
+
 def _check_values(body: bytes) -> None:
     """Bound what the decoder has to build, by looks that build nothing."""
     if body.count(b",") <= MAX_COMMAS:
         return
     if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
-        raise ApiError(
-            status=400,
-            message=f"The body holds more than {MAX_CONTAINERS} lists and objects.",
-            code="invalid_value",
-        )
+        raise invalid(None, f"The body holds more than {MAX_CONTAINERS} lists and objects")
     bulk = msgspec.json.decode(body, type=_Bulk)
     commas = {name: bytes(raw).count(b",") for name, raw in msgspec.structs.asdict(bulk).items()}
     besides = body.count(b",") - sum(commas.pop(name) for name in BULK)
     if besides > MAX_COMMAS:
         largest = max(commas, key=lambda name: commas[name])
-        if commas[largest] > besides // 2 and largest in ("response_format", "structured_outputs"):
-            raise ApiError(
-                status=400,
-                message=f"Invalid schema for {largest}: it holds too many values.",
-                param=largest,
-                code="invalid_json_schema",
-            )
-        raise ApiError(
-            status=400,
-            message="The body holds too many values besides the prompt itself.",
-            param=largest if commas[largest] > besides // 2 else None,
-            code="invalid_value",
-        )
+        param = largest if commas[largest] > besides // 2 else None
+        if param in ("response_format", "structured_outputs"):
+            message = f"Invalid schema for {param}: it holds too many values"
+            raise invalid(param, message, "invalid_json_schema")
+        raise invalid(param, "The body holds too many values besides the prompt itself")
 
 
 def _check_headers(request: Request, limit: int) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise ApiError(
-            status=415,
-            message="The body must be JSON: send the header Content-Type: application/json.",
-            param="content-type",
-            code="unsupported_media_type",
-        )
+        message = "The body must be JSON: send the header Content-Type: application/json."
+        raise unsupported_media("content-type", message)
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError(
-            status=415,
-            message="The body must not be compressed.",
-            param="content-encoding",
-            code="unsupported_media_type",
-        )
+        raise unsupported_media("content-encoding", "The body must not be compressed.")
     if announced(request) > limit:
         raise _too_large(limit)
 
@@ -154,6 +125,11 @@ def announced(request: Request) -> int:
     """Bytes of the body; 0 if it does not say how many it has."""
     length = request.headers.get("content-length", "")
     return int(length[:20]) if length.isascii() and length.isdigit() else 0
+
+
+def unsupported_media(header: str, message: str) -> ApiError:
+    """The refusal of a body for what ``header`` says, or does not say, of it."""
+    return ApiError(status=415, message=message, param=header, code="unsupported_media_type")
 
 
 def _too_large(limit: int) -> ApiError:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import cast, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.cache.terms import Reason
 from radixserve.engine.frontend import Frontend, TextDelta
 from radixserve.engine.messages import EngineStats, Usage
 from radixserve.explain.reason import Explanation
-from radixserve.server.metrics_compat import Compatible, Peer
+from radixserve.server.metrics_compat import Compatible, Peer, families
 from radixserve.server.tenants.metrics import TenantMetrics
 from radixserve.tenant import OPEN
 
@@ -39,65 +35,56 @@ LATENCY: Buckets = (
 TOKENS: Buckets = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
-    "num_requests_running": ("Requests in the current batch.", lambda stats: stats.running),
-    "num_requests_waiting": ("Requests that wait for a place.", lambda stats: stats.waiting),
+    "num_requests_running": ("Requests in the current batch.", lambda s: s.running),
+    "num_requests_waiting": ("Requests that wait for a place.", lambda s: s.waiting),
     "pending_tokens": (
         "Known tokens, not cached, to be computed until all requests have their first one.",
-        lambda stats: stats.pending_tokens or 0,
+        lambda s: s.pending_tokens or 0,
     ),
     "kv_cache_usage_perc": (
         "Share of the KV pages in use by running requests, 0 to 1.",
-        lambda stats: _share_in_use(stats),
+        lambda s: _share_in_use(s),
     ),
-    "kv_pages_evictable": (
-        "Pages that are cached and not in use.",
-        lambda stats: stats.pages_evictable,
-    ),
-    "kv_pages_free": ("Pages that hold nothing.", lambda stats: stats.pages_free),
-    "kv_pages_public": ("Pages of public prefixes.", lambda stats: stats.public_pages),
+    "kv_pages_evictable": ("Pages that are cached and not in use.", lambda s: s.pages_evictable),
+    "kv_pages_free": ("Pages that hold nothing.", lambda s: s.pages_free),
+    "kv_pages_public": ("Pages of public prefixes.", lambda s: s.public_pages),
     "kv_pages_kept": (
         "Pages that are kept for a time.",
-        lambda stats: sum(each.pages_kept for each in stats.tenants.values()),
+        lambda s: sum(each.pages_kept for each in s.tenants.values()),
     ),
     "kv_pages_keep_budget": (
         "Pages that may be kept at once, of all tenants together.",
-        lambda stats: _budget(stats),
+        lambda s: _budget(s),
     ),
-    "radix_nodes": ("Nodes of the prefix tree.", lambda stats: stats.radix_nodes),
+    "radix_nodes": ("Nodes of the prefix tree.", lambda s: s.radix_nodes),
 }
 COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
-    "prompt_tokens": ("Prompt tokens of admitted requests.", lambda stats: stats.prompt_tokens),
+    "prompt_tokens": ("Prompt tokens of admitted requests.", lambda s: s.prompt_tokens),
     "prompt_tokens_cached": (
         "Prompt tokens that were reused, not computed.",
-        lambda stats: stats.cached_tokens,
+        lambda s: s.cached_tokens,
     ),
-    "prefix_cache_queries": (
-        "Tokens looked up in the prefix cache.",
-        lambda stats: stats.prompt_tokens,
-    ),
-    "prefix_cache_hits": (
-        "Tokens found in the prefix cache.",
-        lambda stats: stats.cached_tokens,
-    ),
+    "prefix_cache_queries": ("Tokens looked up in the prefix cache.", lambda s: s.prompt_tokens),
+    "prefix_cache_hits": ("Tokens found in the prefix cache.", lambda s: s.cached_tokens),
     "computed_tokens": (
         "Tokens that went through the model, again after preemption included.",
-        lambda stats: stats.computed_tokens,
+        lambda s: s.computed_tokens,
     ),
-    "generation_tokens": ("Tokens generated.", lambda stats: stats.generated_tokens),
-    "num_preemptions": ("Requests that stepped back.", lambda stats: stats.preemptions),
-    "evicted_pages": ("Pages evicted from the cache.", lambda stats: stats.evicted_pages),
+    "generation_tokens": ("Tokens generated.", lambda s: s.generated_tokens),
+    "num_preemptions": ("Requests that stepped back.", lambda s: s.preemptions),
+    "evicted_pages": ("Pages evicted from the cache.", lambda s: s.evicted_pages),
     "keep_refreshed": (
         "Hits that began the time of kept pages anew.",
-        lambda stats: 0 if stats.keeps is None else stats.keeps.refreshed,
+        lambda s: 0 if s.keeps is None else s.keeps.refreshed,
     ),
     "keep_expired_pages": (
         "Pages that were kept until their time was over.",
-        lambda stats: 0 if stats.keeps is None else stats.keeps.expired,
+        lambda s: 0 if s.keeps is None else s.keeps.expired,
     ),
-    "steps": ("Steps of the engine.", lambda stats: stats.steps),
+    "steps": ("Steps of the engine.", lambda s: s.steps),
     "engine_restarts": (
         "Times that the engine's process had to be started again.",
-        lambda stats: stats.restarts,
+        lambda s: s.restarts,
     ),
 }
 
@@ -110,15 +97,9 @@ class EngineCollector:
         self._tenants = tenants
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._frontend.stats()
-        for name, (help_, value) in GAUGES.items():
-            gauge = GaugeMetricFamily(PREFIX + name, help_, labels=["model_name"])
-            gauge.add_metric([self._frontend.card.name], value(stats))
-            yield gauge
-        for name, (help_, value) in COUNTERS.items():
-            counter = CounterMetricFamily(PREFIX + name, help_, labels=["model_name"])
-            counter.add_metric([self._frontend.card.name], value(stats))
-            yield counter
+        stats, labels = self._frontend.stats(), {"model_name": self._frontend.card.name}
+        yield from families(GaugeMetricFamily, PREFIX, labels, GAUGES, stats)
+        yield from families(CounterMetricFamily, PREFIX, labels, COUNTERS, stats)
         yield self._refused(stats)
         yield from self._tenants.of_engine(self._frontend.card.name, stats)
 
@@ -252,15 +233,6 @@ class RequestTimer:
             self._metrics.longest_answer.labels(self._model).observe(self._longest)
         if reason != "refused":
             self._metrics.latency.labels(self._model).observe(perf_counter() - self._start)
-
-
-async def metrics(request: Request) -> Response:
-    """``GET /metrics``, in the format that the scraper accepts."""
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    own: Metrics = request.app.state.service.metrics
-    # No name of ours needs to be escaped; the library would make underscores of their colons.
-    shown = cast("Callable[..., bytes]", encode)(own.shown, escaping=ALLOWUTF8)
-    return Response(shown, headers={"content-type": content_type})
 
 
 def _budget(stats: EngineStats) -> float:

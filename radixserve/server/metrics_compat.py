@@ -3,7 +3,7 @@ made for vLLM 0.33 or SGLang 0.5 read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
@@ -64,9 +64,15 @@ RENAMED = {
     "uncached_prompt_tokens_histogram": "request_prefill_kv_computed_tokens",
     "generation_tokens_histogram": "request_generation_tokens",
 }
+
+
+def _used(stats: EngineStats, card: ModelCard) -> int:
+    return (stats.pages_total - stats.pages_free - stats.pages_evictable) * card.page_size
+
+
 GAUGES: dict[str, tuple[str, Number]] = {
-    "num_used_tokens": ("Tokens in pages of running requests.", lambda s, card: _used(s, card)),
-    "kv_used_tokens": ("Tokens in pages of running requests.", lambda s, card: _used(s, card)),
+    "num_used_tokens": ("Tokens in pages of running requests.", _used),
+    "kv_used_tokens": ("Tokens in pages of running requests.", _used),
     "kv_evictable_tokens": (
         "Tokens in pages that are cached and not in use.",
         lambda s, card: s.pages_evictable * card.page_size,
@@ -126,6 +132,21 @@ NAMES: dict[Peer, Names] = {
 }
 
 
+def families(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    prefix: str,
+    labels: dict[str, str],
+    table: Mapping[str, tuple[str, Callable[..., float]]],
+    *facts: object,
+) -> Iterator[Metric]:
+    """The numbers of ``table`` as metrics, each by its name with its help and what it is of
+    ``facts``."""
+    for name, (help_, number) in table.items():
+        family = kind(prefix + name, help_, labels=list(labels))
+        family.add_metric(list(labels.values()), number(*facts))
+        yield family
+
+
 class Compatible:
     """Collects what ``own`` has, and after it the same under the names of ``peer``.
 
@@ -147,18 +168,14 @@ class Compatible:
                 yield self._renamed(found[name], theirs)
         stats, card = self._frontend.stats(), self._frontend.card
         labels = {"model_name": card.name, **self._names.labels}
-        for name, (help_, number) in self._names.gauges.items():
-            gauge = GaugeMetricFamily(self._names.prefix + name, help_, labels=list(labels))
-            gauge.add_metric(list(labels.values()), number(stats, card))
-            yield gauge
-        for name, (help_, number) in self._names.counters.items():
-            counter = CounterMetricFamily(self._names.prefix + name, help_, labels=list(labels))
-            counter.add_metric(list(labels.values()), number(stats, card))
-            yield counter
+        prefix, gauges = self._names.prefix, dict(self._names.gauges)
+        if self._peer == "sglang":
+            help_ = "Tokens generated a second, since the scrape before."
+            gauges["gen_throughput"] = (help_, lambda s, card: self._pace.of(s.generated_tokens))
+        yield from families(GaugeMetricFamily, prefix, labels, gauges, stats, card)
+        yield from families(CounterMetricFamily, prefix, labels, self._names.counters, stats, card)
         if self._peer == "vllm":
             yield self._cache_config(stats, labels)
-        else:
-            yield self._rate(stats, labels)
 
     def _renamed(self, metric: Metric, name: str) -> Metric:
         """``metric`` as theirs; without requests that were refused, which they do not count."""
@@ -189,15 +206,6 @@ class Compatible:
         info.add_metric(list(labels.values()), settings)
         return info
 
-    def _rate(self, stats: EngineStats, labels: dict[str, str]) -> Metric:
-        gauge = GaugeMetricFamily(
-            "sglang:gen_throughput",
-            "Tokens generated a second, since the scrape before.",
-            labels=list(labels),
-        )
-        gauge.add_metric(list(labels.values()), self._pace.of(stats.generated_tokens))
-        return gauge
-
 
 class Pace:
     """How fast a total grows, in units a second, between looks at it."""
@@ -219,7 +227,3 @@ class Pace:
             self._rate = (total - self._total) / (now - self._since)
             self._since, self._total = now, total
         return self._rate
-
-
-def _used(stats: EngineStats, card: ModelCard) -> int:
-    return (stats.pages_total - stats.pages_free - stats.pages_evictable) * card.page_size

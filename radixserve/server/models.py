@@ -6,16 +6,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.engine.frontend import ModelCard
+from radixserve.server.endpoint import Call
 from radixserve.server.messages import errors as anthropic
 from radixserve.server.messages.wire import AnthropicModel, AnthropicModels
-from radixserve.server.parameters import model_not_found
-from radixserve.server.service import Service
-from radixserve.server.tenants.visit import Visit, forbidden
-from radixserve.server.wire import Json
+from radixserve.server.parameters import check_model
+from radixserve.server.tenants.visit import forbidden
 
 
 class ModelObject(msgspec.Struct, frozen=True):
@@ -34,35 +31,23 @@ class ModelList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-async def list_models(request: Request) -> Response:
+async def list_models(call: Call) -> ModelList | AnthropicModels:
     """Those that the tenant may use."""
-    card = _card(request)
-    mine = [card] if _mine(request, card) else []
-    if anthropic.is_meant(request.scope):
+    card = call.service.frontend.card
+    mine = [card] if call.visit.tenant.may_use(card.name) else []
+    if anthropic.is_meant(call.scope):
         ends = mine[0].name if mine else None
         listed = [_anthropic_model(each) for each in mine]
-        return Json(AnthropicModels(listed, first_id=ends, last_id=ends))
-    return Json(ModelList([_model(each) for each in mine]))
+        return AnthropicModels(listed, first_id=ends, last_id=ends)
+    return ModelList([_model(each) for each in mine])
 
 
-async def get_model(request: Request) -> Response:
-    card = _card(request)
-    name = request.path_params["name"]
-    if name != card.name:
-        raise model_not_found(name, card)
-    if not _mine(request, card):
+async def get_model(call: Call, name: str) -> ModelObject | AnthropicModel:
+    card = call.service.frontend.card
+    check_model(name, card)
+    if not call.visit.tenant.may_use(name):
         raise forbidden(f"This key may not use the model {name!r}.")
-    return Json(_anthropic_model(card) if anthropic.is_meant(request.scope) else _model(card))
-
-
-def _card(request: Request) -> ModelCard:
-    service: Service = request.app.state.service
-    return service.frontend.card
-
-
-def _mine(request: Request, card: ModelCard) -> bool:
-    visit: Visit = request.state.visit
-    return visit.tenant.may_use(card.name)
+    return _anthropic_model(card) if anthropic.is_meant(call.scope) else _model(card)
 
 
 def _model(card: ModelCard) -> ModelObject:

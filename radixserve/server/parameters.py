@@ -12,54 +12,36 @@ from radixserve.engine.messages import CacheMode
 from radixserve.errors import InvalidRequestError
 from radixserve.scheduling.grammar import Grammar
 from radixserve.scheduling.sampling import SamplingParams
-from radixserve.server.errors import ApiError, to_api_error
+from radixserve.server.errors import absent, invalid, to_api_error, wrong
 from radixserve.server.keeping import said_besides
-from radixserve.server.wire import GenerationFields, absent, invalid
+from radixserve.server.wire import GenerationFields
 from radixserve.tenants.file import PRIORITIES
 from radixserve.text.tokenizer import Tokenizer
 
+CHOSEN = (
+    *("min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields that sampling settings call the same."""
 MAX_N = 128
 MAX_ANSWERS = 256
 """To all prompts of a request together."""
 MAX_STOPS = 4
 PRIORITY_HEADER = "x-radixserve-priority"
-LARGEST_PRIORITY = 2**31 - 1
 MAX_BAD_LENGTH = 4096
 """Characters of all bad words together."""
-LONGEST_TIMEOUT = 86_400.0
-"""Seconds."""
 MAX_SALT = 512
 """Bytes of UTF-8."""
-MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
-"""Entries, and characters."""
 
 
 def check_model(name: str | None, card: ModelCard) -> None:
-    """Refuse a name that is not the served model's; no name means it.
-
-    Raises:
-        ApiError: 404.
-    """
+    """Raises ApiError: 404, ``name`` is not the served model's; no name means it."""
     if name is not None and name != card.name:
-        raise model_not_found(name, card)
-
-
-def model_not_found(name: str, card: ModelCard) -> ApiError:
-    return absent(
-        "model",
-        f"The model {name[:100]!r} does not exist here; this server has {card.name!r}",
-        "model_not_found",
-    )
-
-
-def check_metadata(metadata: dict[str, str] | None) -> None:
-    """Raises ApiError: 400, it is more than OpenAI takes."""
-    if len(metadata or {}) > MOST_METADATA:
-        raise invalid("metadata", f"metadata must have at most {MOST_METADATA} entries")
-    for key, value in (metadata or {}).items():
-        if len(key) > LONGEST_KEY or len(value) > LONGEST_VALUE:
-            message = f"keys must have at most {LONGEST_KEY} characters, values {LONGEST_VALUE}"
-            raise invalid("metadata", f"metadata: {message}")
+        raise absent(
+            "model",
+            f"The model {name[:100]!r} does not exist here; this server has {card.name!r}",
+            "model_not_found",
+        )
 
 
 def page_length(query: Mapping[str, str], usual: int, most: int) -> int:
@@ -70,7 +52,7 @@ def page_length(query: Mapping[str, str], usual: int, most: int) -> int:
     """
     sent = query.get("limit", str(usual))
     if not (sent.isascii() and sent.isdigit() and len(sent) < 9 and 1 <= int(sent) <= most):
-        raise invalid("limit", f"limit must be between 1 and {most}")
+        raise wrong("limit", f"must be between 1 and {most}")
     return int(sent)
 
 
@@ -98,24 +80,13 @@ def sampling_params(
         ApiError: 400, a value is out of its range; ``param`` is the client's name for it.
     """
     if max_tokens[1] == 0 and least:
-        raise invalid(
+        raise wrong(
             max_tokens[0],
-            f"{max_tokens[0]} must be at least 1; 0 is for requests that ask for something of the "
-            "prompt, by echo or prompt_logprobs",
+            "must be at least 1; 0 is for requests that ask for something of the prompt, "
+            "by echo or prompt_logprobs",
         )
     chosen: dict[str, float | int] = dict(card.defaults)
-    for name in (
-        "min_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "ignore_eos",
-    ):
+    for name in CHOSEN:
         value = getattr(fields, name)
         if value is not None:
             chosen[name] = value
@@ -147,12 +118,11 @@ def bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> tuple[bytes, ..
     """
     words = fields.bad_words or []
     if sum(map(len, words)) > MAX_BAD_LENGTH or len(words) > MAX_BAD_LENGTH:
-        message = f"bad_words must have at most {MAX_BAD_LENGTH} characters together"
-        raise invalid("bad_words", message)
+        raise wrong("bad_words", f"must have at most {MAX_BAD_LENGTH} characters together")
     found: dict[bytes, None] = {}
     for place, word in enumerate(words):
         if not word:
-            raise invalid(f"bad_words.{place}", f"bad_words.{place} must not be empty")
+            raise wrong(f"bad_words.{place}", "must not be empty")
         for spelling in (word, f" {word.lstrip()}") if word.strip() else (word,):
             found[tokenizer.encode(spelling, add_special_tokens=False, param="bad_words")] = None
     return tuple(each for each in found if each)
@@ -171,9 +141,9 @@ def _stop_strings(fields: GenerationFields) -> tuple[str, ...]:
 def _answers_wanted(name: str, n: int, prompts: int, most: int) -> int:
     """``n``, within bounds."""
     if not 1 <= n <= MAX_N:
-        raise invalid(name, f"{name} must be between 1 and {MAX_N}")
+        raise wrong(name, f"must be between 1 and {MAX_N}")
     if n * prompts > MAX_ANSWERS:
-        raise invalid(name, f"{name} times the number of prompts must be at most {MAX_ANSWERS}")
+        raise wrong(name, f"times the number of prompts must be at most {MAX_ANSWERS}")
     if n * prompts > most:
         param = "n" if n > 1 else "prompt"
         message = f"{n * prompts} answers were asked for; at most {most} can run and wait here"
@@ -189,7 +159,7 @@ def narrowed(cache_salt: str | None, extra_key: str | None) -> bytes:
     """
     for name, value in (("cache_salt", cache_salt), ("extra_key", extra_key)):
         if value is not None and not 1 <= len(value.encode()) <= MAX_SALT:
-            raise invalid(name, f"{name} must have 1 to {MAX_SALT} bytes")
+            raise wrong(name, f"must have 1 to {MAX_SALT} bytes")
     return Namespace(salt=cache_salt, extra=extra_key).key()
 
 
@@ -197,36 +167,21 @@ def _priority(fields: GenerationFields, headers: Headers) -> int:
     """The request's priority, said as a number in the body or as a word in a header.
 
     Raises:
-        ApiError: 400, neither a word nor a number that is one, or both at once.
+        ApiError: 400, no such word, or both at once.
     """
     word = headers.get(PRIORITY_HEADER)
     if word is None:
-        number = fields.priority or 0
-        if abs(number) > LARGEST_PRIORITY:
-            raise invalid("priority", f"priority must be between ±{LARGEST_PRIORITY}")
-        return number
+        return fields.priority or 0
     if fields.priority is not None:
         raise invalid("priority", f"Send priority or the header {PRIORITY_HEADER}, not both")
     if word.lower() not in PRIORITIES:
-        raise invalid(PRIORITY_HEADER, f"{PRIORITY_HEADER} must be high, normal or low")
+        raise wrong(PRIORITY_HEADER, "must be high, normal or low")
     return PRIORITIES[word.lower()]
 
 
 def _cache_mode(fields: GenerationFields) -> CacheMode:
     mode = fields.cache.mode if fields.cache is not None else None
     return "read-only" if mode == "no-store" else mode or "on"
-
-
-def _timeout(fields: GenerationFields) -> float | None:
-    """Seconds that the answer may take.
-
-    Raises:
-        ApiError: 400, it is no such time.
-    """
-    timeout = fields.timeout
-    if timeout is not None and not 0.0 < timeout <= LONGEST_TIMEOUT:
-        raise invalid("timeout", f"timeout must be above 0 and at most {LONGEST_TIMEOUT:g} seconds")
-    return timeout
 
 
 def stream_options(fields: GenerationFields) -> tuple[bool, bool, list[str]]:
@@ -239,7 +194,7 @@ def stream_options(fields: GenerationFields) -> tuple[bool, bool, list[str]]:
     if options is None:
         return False, False, []
     if not fields.stream:
-        raise invalid("stream_options", "stream_options needs stream to be true")
+        raise wrong("stream_options", "needs stream to be true")
     continuous = bool(options.get("continuous_usage_stats"))
     known = {"include_usage", "continuous_usage_stats"}
     ignored = [f"stream_options.{name}" for name in options if name not in known]
@@ -278,6 +233,6 @@ def text_request(
         namespace=narrowed(fields.cache_salt, fields.extra_key),
         priority=_priority(fields, headers),
         cache=_cache_mode(fields),
-        timeout=_timeout(fields),
+        timeout=fields.timeout,
         keeping=said_besides(fields, headers)[0] or None,
     )

@@ -1,17 +1,20 @@
-"""The news of one answer as chat completions tell them: text, reasoning, and tool calls."""
+"""The news of one answer as they are told: pieces of text, of reasoning, and of tool calls."""
 
 from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from radixserve.engine.frontend import TextDelta
 from radixserve.server.dialect import Reading
-from radixserve.server.wire import Delta, FunctionCall, Message, ToolCall
-from radixserve.text.parsing.events import Event
+from radixserve.server.tally import Tally
+from radixserve.server.wire import FunctionCall, Message, ToolCall
+from radixserve.text.parsing.events import Event, Kind
 
 Heard = Callable[[Message, list[int], TextDelta], None]
 
@@ -26,15 +29,33 @@ def call_id(length: int, prefix: str = "call_") -> str:
     return f"{prefix}{secrets.token_hex(12)}"
 
 
+class Piece(NamedTuple):
+    """What an answer says next; ``kind`` and ``text`` are as in ``Event``."""
+
+    kind: Kind
+    text: str
+    call: int = 0
+    """The place of the call that begins or goes on."""
+    id: str = ""
+    """Of a call that begins."""
+
+
 class ParsedAnswer:
-    """One answer as it grows. What is streamed, joined, is what ``joined_message`` says.
+    """One answer as it grows. What is told, joined, is what ``joined_message`` says.
 
     Args:
         heard: Told of an answer that has ended: what was said, all tokens of it, and the last news.
     """
 
-    def __init__(self, reading: Reading, new_id: Callable[[], str], heard: Heard | None = None):
+    def __init__(
+        self,
+        reading: Reading,
+        tally: Tally,
+        new_id: Callable[[], str],
+        heard: Heard | None = None,
+    ):
         self._reading = reading
+        self._tally = tally
         self._new_id = new_id
         self._parser = reading.parser()
         self._calls = 0
@@ -42,20 +63,19 @@ class ParsedAnswer:
         """Whether the call at hand is one too many."""
         self._cut = False
         """Whether it was not the model that ended the answer."""
-        self.reasoning_tokens = 0
         self._heard = heard
-        self._said: list[Delta] = []
+        self._said: list[Piece] = []
         self._tokens: list[int] = []
 
-    def take(self, news: TextDelta) -> list[Delta]:
+    def take(self, news: TextDelta) -> list[Piece]:
         """What is certain after ``news``."""
         if self._parser.reasoning:
-            self.reasoning_tokens += len(news.tokens)
+            self._tally.reasoning += len(news.tokens)
         events = self._parser.push(news.text)
         if news.finish is not None:
             self._cut = news.finish != "stop" or isinstance(news.stop, str)
             events += self._parser.finish(complete=not self._cut)
-        said = [self._delta(event) for event in _joined(events) if not self._hidden(event)]
+        said = [self._piece(event) for event in _joined(events) if not self._hidden(event)]
         if self._heard is not None:
             self._said += said
             self._tokens += news.tokens
@@ -76,45 +96,33 @@ class ParsedAnswer:
             self._drops = bool(self._calls) and not self._reading.parallel
         return self._drops and event.kind in ("call", "arguments")
 
-    def _delta(self, event: Event) -> Delta:
-        match event.kind:
-            case "content":
-                return Delta(content=event.text)
-            case "reasoning":
-                return Delta(reasoning=event.text, reasoning_content=event.text)
-            case "call":
-                self._calls += 1
-                function = FunctionCall(event.text)
-                call = ToolCall(self._calls - 1, self._new_id(), "function", function)
-                return Delta(tool_calls=[call])
-            case "arguments":
-                function = FunctionCall(arguments=event.text)
-                return Delta(tool_calls=[ToolCall(self._calls - 1, function=function)])
+    def _piece(self, event: Event) -> Piece:
+        if event.kind == "call":
+            self._calls += 1
+            return Piece("call", event.text, self._calls - 1, self._new_id())
+        place = self._calls - 1 if event.kind == "arguments" else 0
+        return Piece(event.kind, event.text, place)
 
 
-def joined_message(deltas: Iterable[Delta]) -> Message:
-    """The message that ``deltas`` are the pieces of."""
-    content: list[str] = []
-    reasoning: list[str] = []
-    calls: list[ToolCall] = []
-    arguments: list[list[str]] = []
-    for delta in deltas:
-        if delta.content is not UNSET:
-            content.append(delta.content)
-        if delta.reasoning is not UNSET:
-            reasoning.append(delta.reasoning)
-        for piece in [] if delta.tool_calls is UNSET else delta.tool_calls:
-            if piece.id is not UNSET:
-                function = FunctionCall(piece.function.name)
-                calls.append(ToolCall(id=piece.id, type=piece.type, function=function))
-                arguments.append([])
-            arguments[-1].append(piece.function.arguments)
-    for call, pieces in zip(calls, arguments, strict=True):
-        call.function.arguments = "".join(pieces)
-    thought: str | UnsetType = "".join(reasoning) if reasoning else UNSET
+def joined_message(pieces: Sequence[Piece]) -> Message:
+    """The message that ``pieces`` are those of."""
+    parts: defaultdict[tuple[Kind, int], list[str]] = defaultdict(list)
+    for piece in pieces:
+        parts[piece.kind, piece.call].append(piece.text)
+    texts = {place: "".join(each) for place, each in parts.items()}
+    calls = [
+        ToolCall(
+            id=piece.id,
+            type="function",
+            function=FunctionCall(piece.text, texts.get(("arguments", piece.call), "")),
+        )
+        for piece in pieces
+        if piece.kind == "call"
+    ]
+    thought = texts.get(("reasoning", 0), UNSET)
     return Message(
         "assistant",
-        None if calls and not content else "".join(content),
+        texts.get(("content", 0), None if calls else ""),
         reasoning=thought,
         reasoning_content=thought,
         tool_calls=calls or UNSET,

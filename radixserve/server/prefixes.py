@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,16 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.errors import ConfigError, RadixServeError, what_is_wrong
-from radixserve.server.errors import AnswerError, ApiError
-from radixserve.server.fields import triage
-from radixserve.server.limits import decode, read_body
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import AnswerError, ApiError, absent, invalid, invalid_json
 from radixserve.server.parameters import check_model, narrowed
 from radixserve.server.prewarm import Prewarmed, PrewarmRequest, drafted, warmed
 from radixserve.server.service import Service, until_gone
 from radixserve.server.tally import Tally
 from radixserve.server.tenants.registry import Registry
 from radixserve.server.tenants.visit import Visit, forbidden
-from radixserve.server.wire import invalid
 from radixserve.tenants.file import EVERYBODY, NAME
 
 log = logging.getLogger(__name__)
@@ -136,12 +132,11 @@ class Prefixes:
         key = tenant, name
         mine = {each for each in (*self._known, *self._coming) if each[0] == tenant}
         if key not in mine and len(mine) >= MOST_OF_A_TENANT:
-            raise ApiError(
-                status=400,
-                message=f"A tenant may have {MOST_OF_A_TENANT} named prefixes: let go of one with "
-                "DELETE /v1/cache/prefixes/NAME.",
-                code="too_many_prefixes",
+            message = (
+                f"A tenant may have {MOST_OF_A_TENANT} named prefixes: let go of one with "
+                "DELETE /v1/cache/prefixes/NAME"
             )
+            raise invalid(None, message, "too_many_prefixes")
         self._coming[key] += 1
         try:
             yield
@@ -182,7 +177,8 @@ def read_prefixes(path: Path, tenants: Registry) -> dict[str, FilePrefix]:
             if not tenants.named(found[name].tenant):
                 raise invalid("tenant", _no_tenant(found[name].tenant))
         except (ApiError, msgspec.DecodeError, RecursionError) as error:
-            raise ConfigError(f"{path}, {name[:64]}: {what_is_wrong(error)}") from error
+            what = error if isinstance(error, ApiError) else invalid_json(error)
+            raise ConfigError(f"{path}, {name[:64]}: {what}") from error
     return found
 
 
@@ -213,69 +209,54 @@ def check_name(name: str) -> None:
 
 
 def _not_named(name: str) -> ApiError:
-    return ApiError(
-        status=404,
-        message=f"You have no prefix {name[:64]!r}: name one with PUT /v1/cache/prefixes/NAME.",
-        param="prefix",
-        code="prefix_not_found",
-    )
+    message = f"You have no prefix {name[:64]!r}: name one with PUT /v1/cache/prefixes/NAME"
+    return absent("prefix", message, "prefix_not_found")
 
 
-async def put_prefix(request: Request) -> Response:
+async def put_prefix(call: Call, prefix: str, fields: PrewarmRequest) -> PrefixObject:
     """Compute what these chats begin with and keep it under a name, in place of what had it."""
-    service: Service = request.app.state.service
-    prefixes: Prefixes = request.app.state.prefixes
-    visit: Visit = request.state.visit
-    tenant, name = visit.tenant.name, request.path_params["prefix"]
-    check_name(name)
-    body = await read_body(request, service.settings.body_limit)
-    fields, raws = await decode(body, PrewarmRequest, service.large_bodies)
-    ignored = triage(raws, PrewarmRequest, {})
-    check_model(fields.model, service.frontend.card)
-    drafted(fields, request.headers, prefix_cache=service.frontend.card.prefix_cache)
-    with prefixes.room(tenant, name):
+    service, prefixes, tenant = call.service, _prefixes(call), call.tenant
+    check_name(prefix)
+    drafted(fields, call.headers, prefix_cache=service.frontend.card.prefix_cache)
+    with prefixes.room(tenant, prefix):
         try:
-            work = _computed(service, visit, name, fields, request.headers, ignored)
-            shown, headers = await until_gone(request.receive, work)
+            work = _computed(service, call.visit, prefix, fields, call.headers)
+            shown = await until_gone(call.receive, work)
             if service.tenants.named(tenant) is None:
                 raise forbidden("This key may not name prefixes any more.")
             before = prefixes.put(tenant, fields, shown)
         finally:
-            _let_go(service, prefixes, tenant, name, fields)
+            _let_go(service, prefixes, tenant, prefix, fields)
     if before is not None:
-        _let_go(service, prefixes, tenant, name, before)
-    return Response(msgspec.json.encode(shown), headers=headers, media_type="application/json")
+        _let_go(service, prefixes, tenant, prefix, before)
+    return shown
 
 
-async def warm_prefix(request: Request) -> Response:
+async def warm_prefix(call: Call, prefix: str) -> PrefixObject:
     """Compute it again, as far as it is not cached any more, and keep it anew."""
-    service: Service = request.app.state.service
-    prefixes: Prefixes = request.app.state.prefixes
-    work = _again(
-        service, prefixes, request.state.visit, request.path_params["prefix"], request.headers
-    )
-    shown, headers = await until_gone(request.receive, work)
-    return Response(msgspec.json.encode(shown), headers=headers, media_type="application/json")
+    work = _again(call.service, _prefixes(call), call.visit, prefix, call.headers)
+    return await until_gone(call.receive, work)
 
 
-async def list_named(request: Request) -> Response:
+async def list_named(call: Call) -> PrefixList:
     """Those of the tenant that asks."""
-    prefixes: Prefixes = request.app.state.prefixes
-    found = PrefixList(data=prefixes.of(request.state.visit.tenant.name))
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    return PrefixList(data=_prefixes(call).of(call.tenant))
 
 
-async def drop_prefix(request: Request) -> Response:
+async def drop_prefix(call: Call, prefix: str) -> dict[str, Any]:
     """Nobody calls it so any more, and what it alone has cached goes before all else."""
-    service: Service = request.app.state.service
-    prefixes: Prefixes = request.app.state.prefixes
-    tenant, name = request.state.visit.tenant.name, request.path_params["prefix"]
-    fields = prefixes.get(tenant, name)
-    prefixes.remove(tenant, name)
+    prefixes = _prefixes(call)
+    fields = prefixes.get(call.tenant, prefix)
+    prefixes.remove(call.tenant, prefix)
     narrow = narrowed(fields.cache_salt, fields.extra_key)
-    pages = await service.end_session(tenant, narrow, _session(name, fields)) or 0
-    shown = {"name": name, "object": "prefix", "deleted": True, "released_pages": pages}
-    return Response(msgspec.json.encode(shown), media_type="application/json")
+    session = _session(prefix, fields)
+    pages = await call.service.end_session(call.tenant, narrow, session) or 0
+    return {"name": prefix, "object": "prefix", "deleted": True, "released_pages": pages}
+
+
+def _prefixes(call: Call) -> Prefixes:
+    prefixes: Prefixes = call.app.state.prefixes
+    return prefixes
 
 
 def _let_go(
@@ -314,7 +295,7 @@ async def _warm_all(service: Service, prefixes: Prefixes) -> None:
         visit = Visit(tenant, service.tenants.meter(tenant), Tally())
         try:
             check_model(fields.model, service.frontend.card)
-            shown, _ = await _again(service, prefixes, visit, name, Headers())
+            shown = await _again(service, prefixes, visit, name, Headers())
         except (ApiError, AnswerError, RadixServeError) as error:
             if prefixes.stands_for(owner, name, fields):
                 log.error("prefix %s: %s", name, error)
@@ -326,7 +307,7 @@ async def _warm_all(service: Service, prefixes: Prefixes) -> None:
 
 async def _again(
     service: Service, prefixes: Prefixes, visit: Visit, name: str, headers: Headers
-) -> tuple[PrefixObject, dict[str, str]]:
+) -> PrefixObject:
     """As ``_computed``, of what has that name, and has it still in the end.
 
     Raises:
@@ -335,27 +316,22 @@ async def _again(
     tenant = visit.tenant.name
     fields = prefixes.get(tenant, name)
     try:
-        shown, said = await _computed(service, visit, name, fields, headers)
+        shown = await _computed(service, visit, name, fields, headers)
         if not prefixes.stands_for(tenant, name, fields):
             raise _not_named(name)
         prefixes.put(tenant, fields, shown)
     finally:
         _let_go(service, prefixes, tenant, name, fields)
-    return shown, said
+    return shown
 
 
 async def _computed(
-    service: Service,
-    visit: Visit,
-    name: str,
-    fields: PrewarmRequest,
-    headers: Headers,
-    ignored: Sequence[str] = (),
-) -> tuple[PrefixObject, dict[str, str]]:
-    """As it is shown from now on, and the headers of an answer that shows it."""
+    service: Service, visit: Visit, name: str, fields: PrewarmRequest, headers: Headers
+) -> PrefixObject:
+    """As it is shown from now on."""
     wanted = replace(fields, ttl=TTL if fields.ttl is None else fields.ttl)
     session = _session(name, fields)
-    done, said = await warmed(service, visit, wanted, headers, ignored, name=session)
+    done = await warmed(service, visit, wanted, headers, name=session)
     counts = msgspec.structs.asdict(done)
     del counts["object"]
-    return PrefixObject(name=name, created_at=int(time.time()), **counts), said
+    return PrefixObject(name=name, created_at=int(time.time()), **counts)

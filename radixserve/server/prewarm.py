@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -11,28 +10,26 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.cache.terms import Keeping, Mark
 from radixserve.engine.frontend import TextRequest
 from radixserve.scheduling.sampling import SamplingParams
-from radixserve.server.answer import headers_of
 from radixserve.server.conversation import check_messages
-from radixserve.server.fields import triage
-from radixserve.server.keeping import check_leaves, keep_header, seconds_of, taken_out
-from radixserve.server.limits import read_json
-from radixserve.server.parameters import check_model, text_request
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import invalid
+from radixserve.server.fields import Body
+from radixserve.server.keeping import check_leaves, seconds_of, taken_out
+from radixserve.server.parameters import text_request
 from radixserve.server.recall import own_calls, owner_of
 from radixserve.server.rendering import chat_encoder
 from radixserve.server.service import Service, until_gone
 from radixserve.server.tenants.visit import Visit
 from radixserve.server.text_memory import Owner
-from radixserve.server.wire import CacheFields, ChatRequest, Json, Reuse, invalid
+from radixserve.server.wire import CacheFields, ChatRequest, Priority, Reuse, Timeout
 from radixserve.text.public_prefix import public_prefix
 
 
-class Beginning(msgspec.Struct, kw_only=True):
+class Beginning(Body, kw_only=True):
     """What chats begin with, as in a request for one."""
 
     model: str | None = None
@@ -68,11 +65,11 @@ class PrewarmRequest(Beginning, kw_only=True):
     ttl: str | float | None = None
     """How long it is to be kept; None is as long as there is room for it."""
     session_id: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     cache: CacheFields | None = None
-    timeout: float | None = None
+    timeout: Timeout | None = None
     explain: bool | None = None
 
 
@@ -96,17 +93,10 @@ class Prewarmed(msgspec.Struct, kw_only=True):
     """Where ``explain`` asks for it."""
 
 
-async def prewarm(request: Request) -> Response:
+async def prewarm(call: Call, fields: PrewarmRequest) -> Prewarmed:
     """Computes what all chats have in common that begin with these messages and tools: no prompt to
     generate, and nothing that what follows might change."""
-    service: Service = request.app.state.service
-    visit: Visit = request.state.visit
-    fields, raws = await read_json(request, PrewarmRequest)
-    ignored = triage(raws, PrewarmRequest, {})
-    check_model(fields.model, service.frontend.card)
-    work = warmed(service, visit, fields, request.headers, ignored)
-    done, headers = await until_gone(request.receive, work)
-    return Json(done, headers=headers)
+    return await until_gone(call.receive, warmed(call.service, call.visit, fields, call.headers))
 
 
 async def warmed(
@@ -114,25 +104,20 @@ async def warmed(
     visit: Visit,
     fields: PrewarmRequest,
     headers: Headers,
-    ignored: Sequence[str] = (),
     *,
     name: str | None = None,
-) -> tuple[Prewarmed, dict[str, str]]:
-    """What it came to, once it is computed, and the headers of an answer that says so.
+) -> Prewarmed:
+    """What it came to, once it is computed.
 
     Args:
         headers: Of the request.
-        ignored: Fields of it that are known to have no effect.
         name: Of a session that owns all of it, in place of the one that is sent.
 
     Raises:
-        ApiError: 400, a field cannot be.
-        InvalidRequestError: what the template refuses.
-        ContextLengthError: it is too long.
-        OverloadedError: too many wait already.
-        RadixServeError, AnswerError: it could not be computed.
+        ApiError, RadixServeError: as ``conversation.tokenized`` and ``Service.answers``.
+        AnswerError: it could not be computed.
     """
-    asked, without_effect, canonical = await _asked(service, visit.tenant.name, fields, headers)
+    asked = await _asked(service, visit, fields, headers)
     if name is not None:
         keeping = replace(asked.keeping or Keeping(), session=name, owned=True)
         asked = replace(asked, keeping=keeping)
@@ -142,7 +127,7 @@ async def warmed(
             pass
     usage, kept = visit.tally.usage(), visit.tally.kept()
     cached = usage.prompt_tokens_details.cached_tokens
-    done = Prewarmed(
+    return Prewarmed(
         id=asked.id,
         tokens=usage.prompt_tokens,
         cached_tokens=cached,
@@ -151,8 +136,6 @@ async def warmed(
         keep=None if kept is None else kept.status,
         radixserve=usage.radixserve,
     )
-    said = headers_of(service, asked, [*ignored, *without_effect], canonical)
-    return done, said | keep_header(kept)
 
 
 def drafted(
@@ -184,25 +167,24 @@ def drafted(
 
 
 async def _asked(
-    service: Service, tenant: str, fields: PrewarmRequest, headers: Headers
-) -> tuple[TextRequest, list[str], list[str]]:
-    """What the engine is asked, which generates nothing; the fields without effect, and the
-    canonical forms that changed what chats begin with, as they will change these."""
+    service: Service, visit: Visit, fields: PrewarmRequest, headers: Headers
+) -> TextRequest:
+    """What the engine is asked, which generates nothing."""
     chat, draft = drafted(fields, headers, prefix_cache=service.frontend.card.prefix_cache)
     service.check_load()
-    tokens, ignored, canonical = await in_common(service, chat, owner_of(tenant, draft))
+    tokens = await in_common(service, visit, chat, owner_of(visit.tenant.name, draft))
     if not tokens:
         param = "messages" if chat.messages else "tools"
         message = f"{param}: chats that begin so have no token in common with this template"
         raise invalid(param, message)
-    return replace(draft, prompt=tokens), ignored, canonical
+    return replace(draft, prompt=tokens)
 
 
 async def in_common(
-    service: Service, chat: ChatRequest, owner: Owner | None, *, page_size: int = 1
-) -> tuple[bytes, list[str], list[str]]:
+    service: Service, visit: Visit, chat: ChatRequest, owner: Owner | None, *, page_size: int = 1
+) -> bytes:
     """The tokens (int32 big-endian, whole pages) that all chats have in common which begin as
-    ``chat``; the fields without effect, and the canonical forms that changed it.
+    ``chat``. What has no effect, and the canonical forms that changed it, are noted.
 
     Raises:
         ApiError: 400, a field cannot be.
@@ -211,6 +193,7 @@ async def in_common(
     """
     reading = service.dialect.reading(chat)
     template_kwargs, ignored = service.dialect.template_kwargs(chat)
+    visit.ignored += ignored
     service.check_length(len(chat.messages), "messages", at_least=True)
     own = own_calls(service.memory, owner)
 
@@ -226,5 +209,5 @@ async def in_common(
         )
         return tokens, canonical
 
-    tokens, canonical = await service.text_work(encoded)
-    return tokens, ignored, canonical
+    tokens, visit.canonical = await service.text_work(encoded)
+    return tokens

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from radixserve.engine.frontend import TextRequest
 from radixserve.errors import InvalidRequestError
+from radixserve.server.errors import invalid, wrong
 from radixserve.server.service import Service
-from radixserve.server.wire import invalid
 from radixserve.tokens import pack
 
 MAX_PROMPTS = 64
@@ -23,7 +26,7 @@ def named(sent: Prompts, param: str, *, most: int = MAX_PROMPTS) -> dict[str, Pr
     if isinstance(sent, str):
         return {param: sent}
     if not sent:
-        raise invalid(param, f"{param} must not be empty")
+        raise wrong(param, "must not be empty")
     kind = type(sent[0])
     for index, entry in enumerate(sent):
         if type(entry) is not kind:
@@ -36,6 +39,25 @@ def named(sent: Prompts, param: str, *, most: int = MAX_PROMPTS) -> dict[str, Pr
     return {f"{param}.{index}": entry for index, entry in enumerate(sent)}  # type: ignore[misc]
 
 
+async def tokenized(
+    service: Service, draft: TextRequest, prompts: dict[str, Prompt], *, add_special_tokens: bool
+) -> list[TextRequest]:
+    """``draft`` for each of ``prompts``, which ``named`` has made; their ids are numbered.
+
+    Raises:
+        ApiError, RadixServeError: as ``encoded``.
+    """
+    special = add_special_tokens
+    tokens = [
+        await service.text_work(encoded, service, prompt, param, add_special_tokens=special)
+        for param, prompt in prompts.items()
+    ]
+    return [
+        replace(draft, id=f"{draft.id}-{index}", prompt=prompt)
+        for index, prompt in enumerate(tokens)
+    ]
+
+
 def encoded(service: Service, prompt: Prompt, param: str, *, add_special_tokens: bool) -> bytes:
     """The tokens of a prompt, int32 big-endian.
 
@@ -45,7 +67,8 @@ def encoded(service: Service, prompt: Prompt, param: str, *, add_special_tokens:
         InvalidRequestError: it is empty, or no valid text.
     """
     if isinstance(prompt, str):
-        return service.encode(lambda: prompt, param=param, add_special_tokens=add_special_tokens)
+        special = add_special_tokens
+        return service.encoded(prompt, None, param=param, add_special_tokens=special).tokens
     service.check_length(len(prompt), param)
     if not prompt:
         raise InvalidRequestError(f"{param} must not be empty.", param=param)
@@ -60,6 +83,7 @@ def packed(ids: list[int], param: str, vocab_size: int) -> bytes:
     """
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         index = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
-        message = f"{param}.{index} is no token id of this model: it has 0 to {vocab_size - 1}"
-        raise invalid(f"{param}.{index}", message)
+        raise wrong(
+            f"{param}.{index}", f"is no token id of this model: it has 0 to {vocab_size - 1}"
+        )
     return pack(ids)

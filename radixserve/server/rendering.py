@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from radixserve.server.dialect import Reading
 from radixserve.server.recall import Recalled, own_calls, recalled
 from radixserve.server.service import Service
 from radixserve.server.text_memory import Owner
@@ -64,8 +63,8 @@ class Rendered:
 def rendered(
     service: Service,
     fields: ChatRequest,
-    reading: Reading,
-    template_kwargs: dict[str, Any],
+    tools: Dicts,
+    template_kwargs: dict[str, Any] | None,
     owner: Owner | None,
 ) -> Rendered:
     """The prompt as the model's template has it, with earlier answers as they were generated for
@@ -91,9 +90,9 @@ def rendered(
         return recalled(messages, written, service.memory, owner, keeps_reasoning=keeps)
 
     own = own_calls(service.memory, owner)
-    messages, tools, canonical = service.canonical.applied(fields.messages, reading.tools, own)
-    prompt = write(messages, tools)
-    return Rendered(prompt, canonical, messages, tools, reading.tools, write)
+    messages, shown, canonical = service.canonical.applied(fields.messages, tools, own)
+    prompt = write(messages, shown)
+    return Rendered(prompt, canonical, messages, shown, tools, write)
 
 
 def chat_encoder(

@@ -14,14 +14,10 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from radixserve.engine.frontend import Frontend
 from radixserve.errors import ConfigError
-from radixserve.server.app import create_app
 from radixserve.server.prefixes import Prefixes, read_prefixes
 from radixserve.server.protocol import BoundedProtocol
-from radixserve.server.recording import Recorder
 from radixserve.server.service import Service, Settings
-from radixserve.server.tenants.audit import Audit
 from radixserve.server.tenants.registry import Registry
 from radixserve.tenants.file import Roster
 
@@ -87,20 +83,12 @@ def prefixes_of(settings: Settings, tenants: Registry) -> Prefixes:
     return Prefixes(None if path is None else read_prefixes(path, tenants))
 
 
-def serve_until_stopped(
-    frontend: Frontend,
-    listener: socket.socket,
-    settings: Settings,
-    announce: Announce,
-    tenants: Registry | None = None,
-    audit: Audit | None = None,
-    recorder: Recorder | None = None,
-    prefixes: Prefixes | None = None,
-) -> None:
-    """Start the engine and serve it until SIGINT or SIGTERM.
+def serve_until_stopped(app: Starlette, listener: socket.socket, announce: Announce) -> None:
+    """Start the engine of ``app``, which ``create_app`` has made, and serve it until SIGINT or
+    SIGTERM.
 
-    From then on new requests are refused with 503, and those that run get
-    ``settings.drain_timeout`` seconds to finish. A second signal does not wait. SIGHUP reads the
+    From then on new requests are refused with 503, and those that run get the settings'
+    ``drain_timeout`` seconds to finish. A second signal does not wait. SIGHUP reads the
     file of tenants again, if they come from one.
 
     Raises:
@@ -109,16 +97,8 @@ def serve_until_stopped(
     """
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, _leave_at_once)
-    factory = uvicorn.Config(create_app, loop="auto").get_loop_factory()
+    factory = uvicorn.Config(app, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        app = create_app(
-            frontend,
-            settings=settings,
-            tenants=tenants,
-            audit=audit,
-            recorder=recorder,
-            prefixes=prefixes,
-        )
         runner.run(_serve(app, listener, announce))
 
 

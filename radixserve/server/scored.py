@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from radixserve.engine.frontend import TextDelta, TokenLogprob
 from radixserve.server.answer import clipped
-from radixserve.server.wire import CompletionLogprobs, GenerationFields, PromptLogprob, invalid
+from radixserve.server.errors import wrong
+from radixserve.server.wire import GenerationFields, PromptLogprob
 from radixserve.text.tokenizer import Tokenizer
 from radixserve.tokens import unpack
 
@@ -18,7 +21,7 @@ def prompt_logprobs(fields: GenerationFields) -> int | None:
         ApiError: 400, they are asked for in a stream.
     """
     if fields.prompt_logprobs is not None and fields.stream:
-        raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed: set stream to false")
+        raise wrong("prompt_logprobs", "cannot be streamed: set stream to false")
     return fields.prompt_logprobs
 
 
@@ -30,6 +33,15 @@ def scored(token: TokenLogprob, rivals: int | None = None) -> msgspec.Raw:
     }
     own = {str(token.id): PromptLogprob(clipped(token.logprob), token.rank or 0, token.token)}
     return msgspec.Raw(msgspec.json.encode(own | ranked))
+
+
+class Entry(NamedTuple):
+    """What ``CompletionLogprobs`` says of one token."""
+
+    offset: int
+    token: str
+    logprob: float | None
+    top: dict[str, float] | None
 
 
 class Echo:
@@ -48,32 +60,30 @@ class Echo:
         self._detokenizer = tokenizer.detokenizer() if top is not None else None
         self._offset = 0
 
-    def begin(self) -> CompletionLogprobs:
+    def begin(self) -> list[Entry]:
         """The first token, which follows nothing."""
-        shown = CompletionLogprobs()
-        if self._detokenizer is not None:
-            [first] = unpack(self._tokens[:4])
-            self._add(shown, first, self._tokenizer.token_text(first))
-            shown.token_logprobs.append(None)
-            shown.top_logprobs.append(None)
-        return shown
+        if self._detokenizer is None:
+            return []
+        [first] = unpack(self._tokens[:4])
+        return [Entry(self._next(first), self._tokenizer.token_text(first), None, None)]
 
-    def take(self, delta: TextDelta) -> CompletionLogprobs:
+    def take(self, delta: TextDelta) -> list[Entry]:
         """The tokens of the prompt whose logprobs have come with ``delta``."""
-        shown = CompletionLogprobs()
-        if self._detokenizer is not None:
-            for each in delta.prompt_logprobs:
-                self._add(shown, each.id, each.token)
-                shown.token_logprobs.append(clipped(each.logprob))
-                shown.top_logprobs.append(likeliest(each, self._top))
-        return shown
+        if self._detokenizer is None:
+            return []
+        return [
+            Entry(
+                self._next(each.id), each.token, clipped(each.logprob), likeliest(each, self._top)
+            )
+            for each in delta.prompt_logprobs
+        ]
 
-    def _add(self, shown: CompletionLogprobs, token: int, text: str) -> None:
+    def _next(self, token: int) -> int:
         """Where the token begins in the text: special tokens may not stand in it."""
         assert self._detokenizer is not None
-        shown.tokens.append(text)
-        shown.text_offset.append(min(self._offset, len(self.text)))
+        offset = min(self._offset, len(self.text))
         self._offset += len(self._detokenizer.push(token))
+        return offset
 
 
 def likeliest(token: TokenLogprob, top: int | None = None) -> dict[str, float]:

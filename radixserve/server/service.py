@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import time
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import anyio.to_thread
 from starlette.requests import ClientDisconnect
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 FILES_LIMIT = 10 * 2**30
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 """News of answers, each with the place of its prompt among the request's prompts."""
@@ -103,38 +105,35 @@ class Settings:
         choose(self.reasoning_parser, reasoning_formats(), "", "--reasoning-parser")
 
 
-@dataclass(slots=True)
 class Service:
     """The engine as the routes use it."""
 
-    frontend: Frontend
-    settings: Settings
-    tenants: Registry = field(default_factory=Registry)
-    audit: Audit = field(default_factory=Audit)
-    recorder: Recorder = field(default_factory=Recorder)
-    explainer: Explainer = field(init=False)
-    metrics: Metrics = field(init=False)
-    canonical: Canonical = field(init=False)
-    memory: TextMemory = field(init=False)
-    large_bodies: anyio.CapacityLimiter = field(init=False)
-    """One at a time is decoded, so that their memory does not add up."""
-    draining: bool = False
-    """Whether the server goes down as soon as what runs has ended."""
-    _text_work: anyio.CapacityLimiter = field(init=False)
-    _ending: set[asyncio.Task[int | None]] = field(default_factory=set)
-    _dialect: Dialect | None = None
-
-    def __post_init__(self) -> None:
-        self.explainer = Explainer(self.frontend, lambda: len(self.tenants.tenants))
-        self.tenants.forgetting.append(self.explainer.trail.forget)
-        compat = self.settings.metrics_compat
-        self.metrics = Metrics(self.frontend, lambda: self.tenants.tenants, compat)
-        self.canonical = Canonical.of(self.settings.canonical)
-        self.tenants.serve(self.frontend)
-        self.memory = TextMemory(lambda: self.frontend.tokenizer)
-        self.tenants.forgetting.append(self.memory.forget)
+    def __init__(
+        self,
+        frontend: Frontend,
+        settings: Settings | None = None,
+        tenants: Registry | None = None,
+        audit: Audit | None = None,
+        recorder: Recorder | None = None,
+    ):
+        self.frontend = frontend
+        self.settings = settings = settings or Settings()
+        self.tenants = tenants = tenants or Registry()
+        self.audit = audit or Audit()
+        self.recorder = recorder or Recorder()
+        self.explainer = Explainer(frontend, lambda: len(tenants.tenants))
+        self.metrics = Metrics(frontend, lambda: tenants.tenants, settings.metrics_compat)
+        self.canonical = Canonical.of(settings.canonical)
+        self.memory = TextMemory(lambda: frontend.tokenizer)
+        tenants.serve(frontend)
+        tenants.forgetting += [self.explainer.trail.forget, self.memory.forget]
+        self.draining = False
+        """Whether the server goes down as soon as what runs has ended."""
+        self._ending: set[asyncio.Task[int | None]] = set()
         self.large_bodies = anyio.CapacityLimiter(1)
-        self._text_work = anyio.CapacityLimiter(self.settings.text_threads)
+        """One at a time is decoded, so that their memory does not add up."""
+        self._text_work = anyio.CapacityLimiter(settings.text_threads)
+        self._dialect: Dialect | None = None
 
     @property
     def dialect(self) -> Dialect:
@@ -147,11 +146,7 @@ class Service:
         return self._dialect
 
     def check_load(self) -> None:
-        """Refuse early when the queue is full, or nothing new is taken any more.
-
-        Raises:
-            OverloadedError: so it is.
-        """
+        """Raises OverloadedError: the queue is full, or nothing new is taken any more."""
         if self.draining:
             raise OverloadedError("The server is shutting down.")
         limit = self.settings.max_queue
@@ -173,28 +168,21 @@ class Service:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def text_work(self, work: Callable[[], T]) -> T:
-        """Run ``work``, which renders or tokenizes, on a thread."""
-        return await anyio.to_thread.run_sync(work, limiter=self._text_work)
-
-    def encode(self, render: Callable[[], str], *, param: str, add_special_tokens: bool) -> bytes:
-        """The tokens of a rendered prompt; one that is too long is refused before it costs much.
-
-        Raises:
-            ContextLengthError: it leaves no room for an answer.
-            InvalidRequestError: it is empty, or no valid text.
-        """
-        encoded = self.encoded(render(), None, param=param, add_special_tokens=add_special_tokens)
-        return encoded.tokens
+    async def text_work(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """What ``work``, which renders or tokenizes, returns; it runs on a thread."""
+        return await anyio.to_thread.run_sync(
+            partial(work, *args, **named), limiter=self._text_work
+        )
 
     def encoded(
         self, text: str, owner: Owner | None, *, param: str, add_special_tokens: bool
     ) -> Encoded:
-        """As ``encode``; what is remembered for ``owner`` is not tokenized again, and an answer can
-        be remembered too.
+        """A prompt in tokens; one that is too long is refused before it costs much. What is
+        remembered for ``owner`` is not tokenized again, and an answer can be remembered too.
 
         Raises:
-            ContextLengthError, InvalidRequestError: as ``encode``.
+            ContextLengthError: it leaves no room for an answer.
+            InvalidRequestError: it is empty, or no valid text.
         """
         tokenizer = self.frontend.tokenizer
         self.check_length(tokenizer.fewest_tokens(text), param, at_least=True)
@@ -209,16 +197,12 @@ class Service:
         return encoded
 
     def check_length(self, tokens: int, param: str, *, at_least: bool = False) -> None:
-        """Refuse a prompt of ``tokens`` tokens that leaves no room for an answer, ever.
-
-        Raises:
-            ContextLengthError: it does.
-        """
+        """Raises ContextLengthError: a prompt of ``tokens`` leaves no room for an answer, ever."""
         limit = self.frontend.card.longest
         if tokens >= limit:
             raise ContextLengthError(tokens, limit, param=param, at_least=at_least)
 
-    async def answers(
+    def answers(
         self, requests: Sequence[TextRequest], visit: Visit, *, at_once: int | None = None
     ) -> Deltas:
         """News of all ``requests``, which run at the same time, or as many as are given to the
@@ -232,6 +216,11 @@ class Service:
             AnswerError: one answer failed; the others are aborted.
             RadixServeError: what ``Frontend.generate`` raises.
         """
+        if not self.settings.priorities and any(each.priority for each in requests):
+            visit.ignored.append("priority")
+        return self._answers(requests, visit, at_once or len(requests))
+
+    async def _answers(self, requests: Sequence[TextRequest], visit: Visit, at_once: int) -> Deltas:
         requests, tally = visit.admit(requests, self.frontend.card), visit.tally
         if len(requests) == 1:
             async with aclosing(self._answer(0, requests[0], visit)) as deltas:
@@ -239,7 +228,7 @@ class Service:
                     yield delta
             return
         queue: asyncio.Queue[tuple[int, TextDelta] | Exception | None] = asyncio.Queue()
-        gate = asyncio.Semaphore(at_once or len(requests))
+        gate = asyncio.Semaphore(at_once)
         late: dict[int, DeadlineError] = {}
         """By place, those that have not begun in time."""
 
@@ -324,11 +313,7 @@ def _empty(request: TextRequest) -> Iterator[TextDelta]:
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled as soon as the client disconnects.
-
-    Raises:
-        ClientDisconnect: it did.
-    """
+    """The result of ``work``. Raises ClientDisconnect, and ends it, when the client goes away."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:

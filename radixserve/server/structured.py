@@ -10,9 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from radixserve.engine.process.grammar_child import TOO_MUCH
 from radixserve.scheduling.grammar import Grammar, GrammarKind
-from radixserve.server.errors import ApiError
+from radixserve.server.errors import ApiError, invalid, required, wrong
 from radixserve.server.service import Service
-from radixserve.server.wire import GenerationFields, ResponseFormat, StructuredOutputs, invalid
+from radixserve.server.wire import GenerationFields, ResponseFormat, StructuredOutputs
 
 INVALID = "invalid_json_schema"
 ANY_OBJECT = '{"type":"object"}'
@@ -48,11 +48,7 @@ def form_of(fields: GenerationFields) -> Form | None:
 
 
 async def check_form(service: Service, form: Form | None) -> None:
-    """See that ``form`` is a valid one, which is tried in a process of its own.
-
-    Raises:
-        ApiError: 400, it is not.
-    """
+    """Raises ApiError: 400, ``form`` is not a valid one, which is tried in a process of its own."""
     if form is None:
         return
     fault = await service.frontend.grammar_fault(form.grammar)
@@ -99,19 +95,22 @@ def _response_format(wanted: ResponseFormat) -> Iterator[Form]:
             inner = wanted.json_schema
             if inner is None or _data(inner.schema) is None:
                 path = f"{param}.json_schema" if inner is None else f"{param}.json_schema.schema"
-                raise invalid(path, f"{path} is required", "missing_required_parameter")
+                raise required(path)
             for form in _schema(param, inner.schema):
                 named = f"{form.label} {inner.name[:64]!r}" if inner.name else form.label
                 yield form._replace(label=named)
         case other:
-            message = f"{param}.type must be text, json_object or json_schema, not {other[:64]!r}"
-            raise invalid(f"{param}.type", message, "unsupported_value")
+            raise wrong(
+                f"{param}.type",
+                f"must be text, json_object or json_schema, not {other[:64]!r}",
+                "unsupported_value",
+            )
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> Iterator[Form]:
     path = "structured_outputs"
     if wanted == StructuredOutputs():
-        raise invalid(path, f"{path} must have json, regex, choice, grammar or json_object")
+        raise wrong(path, "must have json, regex, choice, grammar or json_object")
     yield from _schema(f"{path}.json", wanted.json)
     yield from _choice(f"{path}.choice", wanted.choice)
     if wanted.regex is not None:
@@ -121,8 +120,7 @@ def _structured_outputs(wanted: StructuredOutputs) -> Iterator[Form]:
     if wanted.json_object:
         yield _form(f"{path}.json_object", "json_schema", ANY_OBJECT)
     if _data(wanted.structural_tag) is not None:
-        message = f"{path}.structural_tag is not supported here"
-        raise invalid(f"{path}.structural_tag", message, "unsupported_parameter")
+        raise wrong(f"{path}.structural_tag", "is not supported here", "unsupported_parameter")
 
 
 def _schema(param: str, raw: msgspec.Raw | UnsetType) -> Iterator[Form]:
@@ -150,9 +148,4 @@ def _form(param: str, kind: GrammarKind, text: str) -> Form:
 
 
 def _not_valid(form: Form, fault: str) -> ApiError:
-    return ApiError(
-        status=400,
-        message=f"Invalid {form.label}: {fault}.",
-        param=form.param,
-        code=INVALID,
-    )
+    return invalid(form.param, f"Invalid {form.label}: {fault}", INVALID)

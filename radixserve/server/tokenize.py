@@ -3,25 +3,21 @@ those of llama.cpp's server."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.server.conversation import check_messages
-from radixserve.server.fields import canonical_header, ignored_header
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import invalid, wrong
+from radixserve.server.fields import Body
 from radixserve.server.keeping import taken_out
-from radixserve.server.limits import read_json
-from radixserve.server.parameters import check_model
 from radixserve.server.prompts import packed
-from radixserve.server.recall import own_calls, recalled
-from radixserve.server.rendering import keeps_reasoning
+from radixserve.server.rendering import rendered
 from radixserve.server.service import Service
 from radixserve.server.text_memory import Owner
 from radixserve.server.tools import check_tools
-from radixserve.server.wire import Json, invalid
+from radixserve.server.wire import ChatRequest
 from radixserve.tokens import unpack
 
 LONGEST_TEXT = 2**23
@@ -29,7 +25,7 @@ LONGEST_TEXT = 2**23
 MOST_TOKENS = 2**21
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(Body, kw_only=True):
     """Either a text or the messages of a chat."""
 
     model: str | None = None
@@ -53,7 +49,7 @@ class TokenizeResponse(msgspec.Struct):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+class DetokenizeRequest(Body, kw_only=True):
     model: str | None = None
     tokens: list[int]
 
@@ -63,34 +59,26 @@ class DetokenizeResponse(msgspec.Struct):
     content: str
 
 
-async def tokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
-    fields, raws = await read_json(request, TokenizeRequest)
-    check_model(fields.model, service.frontend.card)
+async def tokenize(call: Call, fields: TokenizeRequest) -> TokenizeResponse:
     if fields.messages is not None:
         check_messages(fields.messages)
     if fields.tools is not None:
         check_tools(fields.tools)
     taken_out(fields.messages or (), fields.tools)  # as a chat has them
-    owner = Owner(request.state.visit.tenant.name, b"", leaves=False)
-    found, canonical = await service.text_work(partial(_tokenize, service, fields, owner))
-    unknown = [name for name in raws if name not in TokenizeRequest.__struct_fields__]
-    return Json(found, headers=ignored_header(unknown) | canonical_header(canonical))
+    owner = Owner(call.tenant, b"", leaves=False)
+    service = call.service
+    found, call.visit.canonical = await service.text_work(_tokenize, service, fields, owner)
+    return found
 
 
-async def detokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
-    fields, raws = await read_json(request, DetokenizeRequest)
-    check_model(fields.model, service.frontend.card)
+async def detokenize(call: Call, fields: DetokenizeRequest) -> DetokenizeResponse:
+    service = call.service
     if len(fields.tokens) > MOST_TOKENS:
-        raise invalid("tokens", f"tokens must hold at most {MOST_TOKENS} ids")
+        raise wrong("tokens", f"must hold at most {MOST_TOKENS} ids")
     packed(fields.tokens, "tokens", service.frontend.card.vocab_size)
     tokenizer = service.frontend.tokenizer
-    text = await service.text_work(
-        partial(tokenizer.decode, fields.tokens, skip_special_tokens=False)
-    )
-    unknown = [name for name in raws if name not in DetokenizeRequest.__struct_fields__]
-    return Json(DetokenizeResponse(text, text), headers=ignored_header(unknown))
+    text = await service.text_work(tokenizer.decode, fields.tokens, skip_special_tokens=False)
+    return DetokenizeResponse(text, text)
 
 
 def _tokenize(
@@ -100,7 +88,7 @@ def _tokenize(
     tokenizer = service.frontend.tokenizer
     param, text, canonical = _text(service, fields, owner)
     if len(text) > LONGEST_TEXT:
-        raise invalid(param, f"{param} must have at most {LONGEST_TEXT} characters")
+        raise wrong(param, f"must have at most {LONGEST_TEXT} characters")
     special = fields.messages is None
     if fields.add_special_tokens is not None:
         special = fields.add_special_tokens
@@ -132,17 +120,11 @@ def _text(service: Service, fields: TokenizeRequest, owner: Owner) -> tuple[str,
     [(param, value)] = sent.items()
     if isinstance(value, str):
         return param, value, []
-    continued = bool(fields.continue_final_message)
-    opened = fields.add_generation_prompt
-    own = own_calls(service.memory, owner)
-    messages, tools, canonical = service.canonical.applied(value, fields.tools or [], own)
-    render = partial(
-        service.frontend.tokenizer.render_chat,
-        tools=tools,
-        add_generation_prompt=not continued if opened is None else opened,
-        continue_final_message=continued,
-        template_kwargs=fields.chat_template_kwargs,
+    chat = ChatRequest(
+        messages=value,
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        keep_reasoning=fields.keep_reasoning,
     )
-    keeps = keeps_reasoning(service, fields.keep_reasoning)
-    prompt = recalled(messages, render, service.memory, owner, keeps_reasoning=keeps)
-    return param, prompt.text, canonical
+    shown = rendered(service, chat, fields.tools or [], fields.chat_template_kwargs, owner)
+    return param, shown.text, shown.canonical

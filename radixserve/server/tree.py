@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.cache.view import NodeView
+from radixserve.server.endpoint import Call
 from radixserve.server.parameters import page_length
-from radixserve.server.service import Service
-from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import Json
 from radixserve.tokens import unpack
 
 SHOWN = 500
@@ -41,18 +37,16 @@ class TreeObject(msgspec.Struct, kw_only=True):
     total_nodes: int | None
 
 
-async def cache_tree(request: Request) -> Response:
+async def cache_tree(call: Call) -> TreeObject:
     """Nodes of the tree, parents before children, what was used last first; ``limit`` (1 to 5000,
     500 unless told) says how many at most.
 
     A tenant is shown what is its own. Who may see the metrics of all is shown every node, but the
     text of its own and of public ones alone.
     """
-    service: Service = request.app.state.service
-    visit: Visit = request.state.visit
-    limit = page_length(request.query_params, SHOWN, MOST)
-    frontend, own = service.frontend, visit.tenant.name
-    tree = await frontend.survey(limit, None if visit.may("metrics") else own)
+    frontend, own = call.service.frontend, call.tenant
+    limit = page_length(call.query_params, SHOWN, MOST)
+    tree = await frontend.survey(limit, None if call.visit.may("metrics") else own)
 
     def told(node: NodeView) -> NodeObject:
         text = None
@@ -71,7 +65,5 @@ async def cache_tree(request: Request) -> Response:
             text=text,
         )
 
-    nodes = await service.text_work(lambda: [told(node) for node in tree.nodes])
-    page_size = frontend.card.page_size
-    answer = TreeObject(page_size=page_size, nodes=nodes, total_nodes=tree.total)
-    return Json(answer)
+    nodes = await call.service.text_work(lambda: [told(node) for node in tree.nodes])
+    return TreeObject(page_size=frontend.card.page_size, nodes=nodes, total_nodes=tree.total)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from radixserve.server.errors import ApiError
+from radixserve.scheduling.sampling import MAX_LOGPROBS
+from radixserve.server.fields import REFUSED, Body, Values
+
+T = TypeVar("T")
+
+LARGEST_PRIORITY = 2**31 - 1
+Priority = Annotated[int, Meta(ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)]
+Timeout = Annotated[float, Meta(gt=0.0, le=86_400.0)]
+"""Seconds."""
+LikeliestTokens = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+"""In the place of each token."""
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+"""As much as OpenAI takes."""
 
 
 class CacheFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +67,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     structural_tag: msgspec.Raw | UnsetType = UNSET
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
+class CommonFields(Body, kw_only=True):
     """What every API that generates in OpenAI's ways has. None is always the same as absent."""
 
     model: str | None = None
@@ -72,11 +87,11 @@ class CommonFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     cache: CacheFields | None = None
-    timeout: float | None = None
+    timeout: Timeout | None = None
     explain: bool | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: str | None = None
@@ -95,7 +110,7 @@ class GenerationFields(CommonFields, kw_only=True):
     n: int | None = None
     best_of: int | None = None
     use_beam_search: bool | None = None
-    length_penalty: float | None = None
+    length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] | None = None
     early_stopping: bool | Literal["never"] | None = None
     max_tokens: int | None = None
     allowed_token_ids: list[int] | None = None
@@ -116,9 +131,10 @@ class GenerationFields(CommonFields, kw_only=True):
 
 
 class ChatRequest(GenerationFields, kw_only=True):
+    refused: ClassVar[Values] = REFUSED
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: LikeliestTokens | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -146,6 +162,15 @@ class ChatRequest(GenerationFields, kw_only=True):
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
+    refused: ClassVar[Values] = {
+        **{name: neutral for name, neutral in REFUSED.items() if name != "echo"},
+        "max_completion_tokens": (),
+        "top_logprobs": (0,),
+        "tools": (),
+        "tool_choice": ("none", "auto"),
+        "include_reasoning": (True,),
+    }
+
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
@@ -291,15 +316,15 @@ class CompletionChoice(msgspec.Struct):
     """In the first choice of a prompt, where they were asked for."""
 
 
-class Completion(msgspec.Struct):
-    """A whole answer or a chunk of one, of either API; ``object`` says which."""
+class Completion(msgspec.Struct, Generic[T]):
+    """A whole answer or a chunk of one, of either API; ``object`` says which; ``T`` is a choice."""
 
     id: str
     object: str
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice] | list[CompletionChoice]
+    choices: list[T]
     usage: UsageObject | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     """Of a chat, in the first chunk of a stream."""
@@ -307,20 +332,10 @@ class Completion(msgspec.Struct):
     """Of a chat, where they were asked for."""
 
 
-class Json(Response):
-    """What msgspec can encode, as JSON; bytes are JSON already."""
+class Json(Response, Generic[T]):
+    """A ``T``, or something else that msgspec can encode, as JSON; bytes are JSON already."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         return content if isinstance(content, bytes) else msgspec.json.encode(content)
-
-
-def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """The refusal of one field's value."""
-    return ApiError(status=400, message=f"{message}.", param=param, code=code)
-
-
-def absent(param: str, message: str, code: str) -> ApiError:
-    """The refusal of a name of something that is not there."""
-    return ApiError(status=404, message=f"{message}.", param=param, code=code)

@@ -54,9 +54,5 @@ if __name__ == "__main__":
     if sys.argv[2:] == ["early"]:
         app.working = told_to_end
         del sys.argv[2]
-    serve_until_stopped(
-        Holding(),
-        listen("127.0.0.1", 0),
-        Settings(drain_timeout=float(sys.argv[1])),
-        lambda model, url: announce(url),
-    )
+    served = app.create_app(Holding(), settings=Settings(drain_timeout=float(sys.argv[1])))
+    serve_until_stopped(served, listen("127.0.0.1", 0), lambda model, url: announce(url))

@@ -329,3 +329,21 @@ def test_more_answers_than_there_is_ever_room_for_are_refused_for_good(
     assert error_of(chat(client, n=13))["param"] == "n"
     assert not frontend.requests
     assert complete(client, ["a"] * 6, n=2).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"timeout": 0}, "timeout must be above 0."),
+        ({"timeout": 10**6}, "timeout must be at most 86400."),
+        ({"priority": -(2**31)}, f"priority must be at least {1 - 2**31}."),
+        (
+            {"messages": [{"role": "", "content": "a"}]},
+            "messages.0.role must have a length of at least 1.",
+        ),
+    ],
+)
+def test_bounds_are_told_in_words(client: TestClient, fields: dict, message: str):
+    response = chat(client, **fields)
+    assert error_of(response)["message"] == message
+    assert refused(response) == (message.split(" ")[0], "invalid_value")

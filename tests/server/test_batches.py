@@ -326,6 +326,13 @@ def test_batches_that_cannot_be_are_refused(client: TestClient, fields: dict[str
     assert refused(client.post("/v1/batches", json=body))[0] == param
 
 
+def test_fields_of_a_batch_without_effect_are_listed(client: TestClient):
+    source = upload(client, jsonl([line("a")])).json()["id"]
+    body = {"input_file_id": source, "endpoint": CHAT, "sheep": 1}
+    made = client.post("/v1/batches", json=body)
+    assert made.headers["x-radixserve-ignored"] == "sheep"
+
+
 def test_the_input_of_a_batch_stays_while_it_is_read(client: TestClient, frontend: FakeFrontend):
     frontend.waiting = 1
     made = batch_of(client, [line("a")])

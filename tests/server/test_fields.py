@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from radixserve.server.fields import CHAT_REFUSED, COMPLETION_REFUSED
 from radixserve.server.wire import ChatRequest, CompletionRequest
 from tests.server.asking import USER, chat, complete, events, refused
 
@@ -32,20 +31,20 @@ HARMLESS = (
 
 
 def test_no_field_is_both_honoured_and_refused():
-    for struct, table in ((ChatRequest, CHAT_REFUSED), (CompletionRequest, COMPLETION_REFUSED)):
-        assert not table.keys() & set(struct.__struct_fields__)
+    for body in (ChatRequest, CompletionRequest):
+        assert not body.refused.keys() & set(body.__struct_fields__)
 
 
-@pytest.mark.parametrize("name", sorted(CHAT_REFUSED))
+@pytest.mark.parametrize("name", sorted(ChatRequest.refused))
 def test_what_would_change_the_answer_is_refused_by_name(client: TestClient, name: str):
     assert refused(chat(client, **{name: {"some": "thing"}})) == (name, "unsupported_parameter")
-    for neutral in (None, *CHAT_REFUSED[name]):
+    for neutral in (None, *ChatRequest.refused[name]):
         response = chat(client, **{name: neutral})
         assert response.status_code == 200
         assert HEADER not in response.headers
 
 
-@pytest.mark.parametrize("name", sorted(COMPLETION_REFUSED))
+@pytest.mark.parametrize("name", sorted(CompletionRequest.refused))
 def test_completions_refuse_it_too(client: TestClient, name: str):
     assert refused(complete(client, **{name: [1]})) == (name, "unsupported_parameter")
 

@@ -32,3 +32,14 @@ def test_nothing_refers_to_what_is_not_there(client: TestClient):
     known = told.json()["components"]["schemas"]
     for part in told.text.split('"#/components/schemas/')[1:]:
         assert part.split('"')[0] in known
+
+
+def test_what_endpoints_declare_is_told(client: TestClient):
+    told = client.get("/openapi.json").json()
+    answer = told["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert set(answer) == {"application/json", "text/event-stream"}
+    assert "ChatChoice" in answer["application/json"]["schema"]["$ref"]
+    [bounded, _] = told["components"]["schemas"]["ChatRequest"]["properties"]["timeout"]["anyOf"]
+    assert bounded == {"type": "number", "exclusiveMinimum": 0.0, "maximum": 86400.0}
+    models = told["paths"]["/v1/models"]["get"]["responses"]["200"]["content"]
+    assert len(models["application/json"]["schema"]["anyOf"]) == 2

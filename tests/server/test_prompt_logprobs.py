@@ -172,10 +172,9 @@ def test_offsets_say_where_in_the_text_a_token_begins(tmp_path: Path, text: str)
     echoed = tokenizer.decode(ids)
     echo = Echo(echoed, packed, tokenizer, 1)
     shown = echo.begin()
-    offsets, names = shown.text_offset, shown.tokens
     for each in ids[1:]:
-        more = echo.take(delta(tokenizer, [each]))
-        offsets, names = offsets + more.text_offset, names + more.tokens
+        shown += echo.take(delta(tokenizer, [each]))
+    offsets, names = [each.offset for each in shown], [each.token for each in shown]
     assert names == [tokenizer.token_text(each) for each in ids]
     ends = [*offsets[1:], len(echoed)]
     pieces = [echoed[start:end] for start, end in zip(offsets, ends, strict=True)]

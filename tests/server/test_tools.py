@@ -146,7 +146,7 @@ def function(**fields: Any) -> dict[str, Any]:
         ([1], "tools.0", "invalid_type"),
         ([{}], "tools.0.type", "missing_required_parameter"),
         ([{"type": "custom", "custom": {"name": "f"}}], "tools.0.type", "invalid_value"),
-        ([{"type": "function"}], "tools.0.function", "invalid_type"),
+        ([{"type": "function"}], "tools.0.function", "missing_required_parameter"),
         (
             [function(), {"type": "function", "function": {}}],
             "tools.1.function.name",
@@ -154,7 +154,7 @@ def function(**fields: Any) -> dict[str, Any]:
         ),
         ([function(name="a b")], "tools.0.function.name", "invalid_value"),
         ([function(name="a" * 129)], "tools.0.function.name", "invalid_value"),
-        ([function(name=7)], "tools.0.function.name", "invalid_value"),
+        ([function(name=7)], "tools.0.function.name", "invalid_type"),
         ([function(), function()], "tools.1.function.name", "invalid_value"),
         ([function(description=1)], "tools.0.function.description", "invalid_type"),
         ([function(strict="yes")], "tools.0.function.strict", "invalid_type"),
@@ -171,7 +171,7 @@ def function(**fields: Any) -> dict[str, Any]:
         ),
         (
             [function(parameters={"properties": {"a": 1}})],
-            "tools.0.function.parameters.properties.a",
+            "tools.0.function.parameters.properties",
             "invalid_json_schema",
         ),
         (

@@ -11,16 +11,16 @@ import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse
 from starlette.types import Message, Receive
 
 from radixserve.server.batches.room import FORM, Room, limit_of, room_of
 from radixserve.server.batches.store import ENDED, FileObject, Store, new_file_id
-from radixserve.server.errors import ApiError
-from radixserve.server.limits import announced
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import ApiError, absent, invalid, required, wrong
+from radixserve.server.limits import announced, unsupported_media
 from radixserve.server.parameters import page_length
-from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import Json, absent, invalid
+from radixserve.server.wire import Json
 
 LARGEST_FILE = 200 * 2**20
 """Bytes, of a whole upload."""
@@ -28,22 +28,22 @@ LONGEST_NAME = 255
 LISTED, MOST_LISTED = 20, 100
 
 
-async def upload_file(request: Request) -> Response:
+async def upload_file(call: Call) -> Json[FileObject]:
     """Multipart: ``file`` and ``purpose``, which can only be ``batch``.
 
     A file for which its tenant has no room is refused before it is there as a whole.
     """
-    store, owner, limit = store_of(request), owner_of(request), limit_of(request)
+    store, owner, limit = store_of(call), call.tenant, limit_of(call)
     room = await anyio.to_thread.run_sync(room_of, store, owner, limit)
-    room.check(max(0, announced(request) - FORM))
-    form = await _form(request, room)
+    room.check(max(0, announced(call) - FORM))
+    form = await _form(call, room)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(form.close)
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
-            raise invalid("file", "file is required", "missing_required_parameter")
+            raise required("file")
         if purpose != "batch":
-            raise invalid("purpose", "purpose must be batch: files are for nothing else here")
+            raise wrong("purpose", "must be batch: files are for nothing else here")
         draft = store.draft()
 
         def keep() -> FileObject:
@@ -71,46 +71,44 @@ async def upload_file(request: Request) -> Response:
                 type="server_error",
                 code="insufficient_storage",
             ) from error
-    return shown(record)
+    return shown(call, record)
 
 
-async def list_files(request: Request) -> Response:
-    found = store_of(request).files(owner_of(request))
-    purpose = request.query_params.get("purpose")
-    return listed(request, [each for each in found if purpose in (None, each.purpose)])
+async def list_files(call: Call) -> dict[str, Any]:
+    found = store_of(call).files(call.tenant)
+    purpose = call.query_params.get("purpose")
+    return listed(call, [each for each in found if purpose in (None, each.purpose)])
 
 
-async def get_file(request: Request) -> Response:
-    return shown(_file(request))
+async def get_file(call: Call, id: str) -> Json[FileObject]:
+    return shown(call, _file(call, id))
 
 
-async def get_content(request: Request) -> Response:
-    record = _file(request)
-    path = store_of(request).data(record.id)
+async def get_content(call: Call, id: str) -> FileResponse:
+    path = store_of(call).data(_file(call, id).id)
     if not path.exists():
-        raise missing("file", record.id)
+        raise missing("file", id)
     return FileResponse(path, media_type="application/jsonl")
 
 
-async def delete_file(request: Request) -> Response:
+async def delete_file(call: Call, id: str) -> dict[str, Any]:
     """A file that a batch still reads stays."""
-    record, store = _file(request), store_of(request)
+    record, store = _file(call, id), store_of(call)
     for batch in store.batches(record.owner):
         if batch.input_file_id == record.id and batch.status not in ENDED:
             message = f"The file is the input of {batch.id}, which is not finished: cancel that"
             raise invalid("file_id", message)
     store.delete(record)
-    body = {"id": record.id, "object": "file", "deleted": True}
-    return Json(body)
+    return {"id": record.id, "object": "file", "deleted": True}
 
 
-def store_of(request: Request) -> Store:
+def store_of(call: Call) -> Store:
     """Where files are.
 
     Raises:
         ApiError: 501, the server keeps none.
     """
-    store: Store | None = request.app.state.store
+    store: Store | None = call.app.state.store
     if store is None:
         raise ApiError(
             status=501,
@@ -120,41 +118,34 @@ def store_of(request: Request) -> Store:
     return store
 
 
-def owner_of(request: Request) -> str:
-    """Whose the files are that this request may see."""
-    visit: Visit = request.state.visit
-    return visit.tenant.name
-
-
 def missing(kind: str, identity: str) -> ApiError:
     """Also what somebody else is told who names it."""
     return absent(f"{kind}_id", f"There is no {kind} {identity[:100]!r} here", "not_found")
 
 
-def shown(record: msgspec.Struct) -> Response:
+def shown(call: Call, record: msgspec.Struct) -> Json[Any]:
     """``record`` without what is not the client's business."""
-    return Json(_public(record))
+    return Json(_public(record), headers=call.notes())
 
 
-def listed(request: Request, records: list[Any]) -> Response:
+def listed(call: Call, records: list[Any]) -> dict[str, Any]:
     """A page of ``records``: ``limit`` of them, from behind ``after`` on.
 
     Raises:
         ApiError: 400, ``limit`` is no number from 1 to 100.
     """
-    limit = page_length(request.query_params, LISTED, MOST_LISTED)
-    after = request.query_params.get("after")
+    limit = page_length(call.query_params, LISTED, MOST_LISTED)
+    after = call.query_params.get("after")
     places = [place for place, each in enumerate(records) if each.id == after]
     start = places[0] + 1 if places else 0
     page = records[start : start + limit]
-    body = {
+    return {
         "object": "list",
         "data": [_public(each) for each in page],
         "first_id": page[0].id if page else None,
         "last_id": page[-1].id if page else None,
         "has_more": start + limit < len(records),
     }
-    return Json(body)
 
 
 def _public(record: msgspec.Struct) -> dict[str, Any]:
@@ -163,23 +154,17 @@ def _public(record: msgspec.Struct) -> dict[str, Any]:
     return fields
 
 
-def _file(request: Request) -> FileObject:
-    identity = request.path_params["id"]
-    record = store_of(request).file(identity, owner_of(request))
+def _file(call: Call, id: str) -> FileObject:
+    record = store_of(call).file(id, call.tenant)
     if record is None:
-        raise missing("file", identity)
+        raise missing("file", id)
     return record
 
 
-async def _form(request: Request, room: Room) -> FormData:
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise ApiError(
-            status=415,
-            message="A file is sent as multipart/form-data.",
-            param="content-type",
-            code="unsupported_media_type",
-        )
-    bounded = Request(request.scope, _bounded(request.receive, room))
+async def _form(call: Call, room: Room) -> FormData:
+    if not call.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise unsupported_media("content-type", "A file is sent as multipart/form-data.")
+    bounded = Request(call.scope, _bounded(call.receive, room))
     try:
         return await bounded.form(max_files=1, max_fields=10)
     except HTTPException as error:

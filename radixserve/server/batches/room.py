@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starlette.requests import Request
-
 from radixserve.server.batches.store import Store
+from radixserve.server.endpoint import Call
 from radixserve.server.errors import ApiError
-from radixserve.server.service import Service
-from radixserve.server.tenants.visit import Visit
 
 MOST_FILES = 10_000
 """Of a tenant: each takes a look whenever files are listed."""
@@ -28,11 +25,8 @@ class Room:
     """Bytes."""
 
     def check(self, size: int, param: str = "file") -> None:
-        """Refuse ``size`` bytes more, in a file of their own, which the field ``param`` asks for.
-
-        Raises:
-            ApiError: 413, there is no room for them.
-        """
+        """Raises ApiError: 413, there is no room for ``size`` bytes more, in a file of their own,
+        which the field ``param`` asks for."""
         if self.files >= MOST_FILES:
             says = f"You have {self.files} files, which is as many as a tenant may have"
             raise _full(says, param)
@@ -41,12 +35,10 @@ class Room:
             raise _full(f"{says}and this needs {size} more", param)
 
 
-def limit_of(request: Request) -> int:
+def limit_of(call: Call) -> int:
     """Bytes that the tenant that asks may store."""
-    service: Service = request.app.state.service
-    visit: Visit = request.state.visit
-    own = visit.tenant.limits.stored_bytes
-    return service.settings.files_limit if own is None else own
+    own = call.visit.tenant.limits.stored_bytes
+    return call.service.settings.files_limit if own is None else own
 
 
 def room_of(store: Store, owner: str, limit: int) -> Room:

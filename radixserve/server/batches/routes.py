@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import anyio.to_thread
-import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from radixserve.server.batches.files import listed, missing, owner_of, shown, store_of
+from radixserve.server.batches.files import listed, missing, shown, store_of
 from radixserve.server.batches.lines import ENDPOINTS
 from radixserve.server.batches.room import limit_of, room_of
 from radixserve.server.batches.store import ENDED, BatchObject, new_batch_id
 from radixserve.server.batches.worker import Worker
-from radixserve.server.limits import read_json
-from radixserve.server.parameters import check_metadata
-from radixserve.server.wire import invalid
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import invalid, wrong
+from radixserve.server.fields import Body
+from radixserve.server.wire import Json, Metadata
 
 HOUR = 3600
 LONGEST_WINDOW = 24 * 7
 """Hours."""
 
 
-class BatchRequest(msgspec.Struct, kw_only=True):
+class BatchRequest(Body, kw_only=True):
     input_file_id: str
     endpoint: str
     completion_window: str = "24h"
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
-async def create_batch(request: Request) -> Response:
+async def create_batch(call: Call, fields: BatchRequest) -> Json[BatchObject]:
     """Its results count as files of its tenant, which has to have room for some."""
-    store, owner = store_of(request), owner_of(request)
-    fields, _ = await read_json(request, BatchRequest)
+    store, owner = store_of(call), call.tenant
     if fields.endpoint not in ENDPOINTS:
-        raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}")
+        raise wrong("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
     hours = _hours(fields.completion_window)
-    check_metadata(fields.metadata)
-    room = await anyio.to_thread.run_sync(room_of, store, owner, limit_of(request))
+    room = await anyio.to_thread.run_sync(room_of, store, owner, limit_of(call))
     room.check(1, "input_file_id")
     source = store.file(fields.input_file_id, owner)
     if source is None:
@@ -57,39 +54,38 @@ async def create_batch(request: Request) -> Response:
         owner=owner,
     )
     store.save(batch)
-    worker_of(request).wake()
-    return shown(batch)
+    _worker(call).wake()
+    return shown(call, batch)
 
 
-async def list_batches(request: Request) -> Response:
-    return listed(request, store_of(request).batches(owner_of(request)))
+async def list_batches(call: Call) -> dict[str, Any]:
+    return listed(call, store_of(call).batches(call.tenant))
 
 
-async def get_batch(request: Request) -> Response:
-    return shown(_batch(request))
+async def get_batch(call: Call, id: str) -> Json[BatchObject]:
+    return shown(call, _batch(call, id))
 
 
-async def cancel_batch(request: Request) -> Response:
+async def cancel_batch(call: Call, id: str) -> Json[BatchObject]:
     """No further line is begun; what was answered by then is kept."""
-    batch = _batch(request)
+    batch = _batch(call, id)
     if batch.status in ENDED:
         raise invalid("batch_id", f"The batch has ended already: it is {batch.status}")
-    worker_of(request).cancel(batch.id)
+    _worker(call).cancel(batch.id)
     batch.status = "cancelling"
     batch.cancelling_at = int(time.time())
-    return shown(batch)
+    return shown(call, batch)
 
 
-def worker_of(request: Request) -> Worker:
-    worker: Worker = request.app.state.worker
+def _worker(call: Call) -> Worker:
+    worker: Worker = call.app.state.worker
     return worker
 
 
-def _batch(request: Request) -> BatchObject:
-    identity = request.path_params["id"]
-    batch = store_of(request).batch(identity, owner_of(request))
+def _batch(call: Call, id: str) -> BatchObject:
+    batch = store_of(call).batch(id, call.tenant)
     if batch is None:
-        raise missing("batch", identity)
+        raise missing("batch", id)
     return batch
 
 
@@ -99,5 +95,4 @@ def _hours(window: str) -> int:
         hours = int(number)
         if 1 <= hours <= LONGEST_WINDOW:
             return hours
-    message = f"completion_window must be hours such as 24h, from 1h to {LONGEST_WINDOW}h"
-    raise invalid("completion_window", message)
+    raise wrong("completion_window", f"must be hours such as 24h, from 1h to {LONGEST_WINDOW}h")

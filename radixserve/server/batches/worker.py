@@ -7,13 +7,14 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import httpx2
 import msgspec
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from radixserve.errors import EngineDeadError
+from radixserve.errors import ConfigError, EngineDeadError
 from radixserve.server.batches import lines
 from radixserve.server.batches.lines import InputLine, LineError, LineResponse, OutputLine
 from radixserve.server.batches.store import (
@@ -26,8 +27,9 @@ from radixserve.server.batches.store import (
     Store,
     new_file_id,
 )
-from radixserve.server.parameters import LARGEST_PRIORITY
+from radixserve.server.service import Service, cancelled
 from radixserve.server.tenants.auth import acting_for
+from radixserve.server.wire import LARGEST_PRIORITY
 
 log = logging.getLogger(__name__)
 
@@ -210,13 +212,40 @@ class Worker:
                 self._store.part(batch, kind).unlink(missing_ok=True)
 
 
-def waiting_in(stats: Callable[[], int]) -> Callable[[], bool]:
-    """``busy`` of an engine that tells how many requests wait."""
+def keep_batches(app: Starlette, service: Service) -> None:
+    """Give ``app`` a store and a worker, if files are kept.
 
-    def busy() -> bool:
+    Raises:
+        ConfigError: the directory for them cannot be used.
+    """
+    directory = service.settings.files_dir
+    app.state.store = app.state.worker = None
+    if directory is not None:
         try:
-            return stats() > 0
-        except EngineDeadError:
-            return True
+            store = Store(directory)
+        except OSError as error:
+            raise ConfigError(f"Cannot keep files in {directory}: {error.strerror}.") from error
 
-    return busy
+        def busy() -> bool:
+            try:
+                return service.frontend.stats().waiting > 0
+            except EngineDeadError:
+                return True
+
+        app.state.store = store
+        app.state.worker = Worker(store, app, busy, service.settings.body_limit)
+
+
+@contextlib.asynccontextmanager
+async def working(app: Starlette) -> AsyncIterator[None]:
+    """Batches are worked on meanwhile; those of an earlier run go on where they were."""
+    worker: Worker | None = app.state.worker
+    if worker is None:
+        yield
+        return
+    task = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        worker.leave()
+        await cancelled(task)

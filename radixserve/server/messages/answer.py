@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from itertools import groupby
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,9 +36,9 @@ from radixserve.server.messages.wire import (
     ThinkingPiece,
     ToolUseBlock,
 )
+from radixserve.server.parsed import Piece
 from radixserve.server.service import Deltas
 from radixserve.server.tally import Tally
-from radixserve.server.wire import Delta, ToolCall
 
 CALL_PREFIX = "toolu_"
 AN_HOUR = 3600
@@ -73,11 +74,12 @@ class MessageAnswer:
         self._tally = tally
         self._max_tokens = max_tokens
         self._diagnostics = diagnostics
-        [self._parsed] = conversation.answers(CALL_PREFIX)
-        self._blocks = Blocks()
+        [self._parsed] = conversation.answers(tally, CALL_PREFIX)
+        self._calls = False
+        """Whether the answer has a call."""
 
     async def whole(self, deltas: Deltas) -> MessageObject:
-        said: list[News] = []
+        said: list[Piece] = []
         async with aclosing(deltas):
             async for _, delta in deltas:
                 said += self._take(delta)
@@ -86,7 +88,7 @@ class MessageAnswer:
             self._id,
             self._card.name,
             self._usage(),
-            joined_blocks(said),
+            blocks_of(said),
             stop.stop_reason,
             stop.stop_sequence,
             self._compared(),
@@ -94,7 +96,7 @@ class MessageAnswer:
 
     async def news(self, deltas: Deltas) -> AsyncGenerator[News, None]:
         """What a stream says. It begins with the first token, once the prompt's cost is known."""
-        begun = False
+        begun, blocks = False, Blocks()
         async with aclosing(deltas):
             async for _, delta in deltas:
                 if not begun:
@@ -102,26 +104,27 @@ class MessageAnswer:
                     message = MessageObject(self._id, self._card.name, self._usage())
                     message.diagnostics = self._compared()
                     yield MessageStart(message)
-                for news in self._take(delta):
-                    yield news
+                for piece in self._take(delta):
+                    for news in blocks.take(piece):
+                        yield news
+        for news in blocks.end():
+            yield news
         yield MessageDelta(self._stop(delta), self._usage())
         yield MessageStop()
 
-    def _take(self, delta: TextDelta) -> list[News]:
+    def _take(self, delta: TextDelta) -> list[Piece]:
         if not self._max_tokens:
             return []
-        before = self._parsed.reasoning_tokens
-        said = self._parsed.take(delta)
-        self._tally.reasoning += self._parsed.reasoning_tokens - before
-        news = [each for piece in said for each in self._blocks.take(piece)]
-        return news if delta.finish is None else news + self._blocks.end()
+        said = [each for each in self._parsed.take(delta) if each.text]
+        self._calls = self._calls or any(each.kind == "call" for each in said)
+        return said
 
     def _stop(self, last: TextDelta) -> Stop:
         reason: StopReason = "max_tokens"
         if last.finish == "stop" and self._max_tokens:
             if isinstance(last.stop, str):
                 return Stop("stop_sequence", last.stop)
-            reason = "tool_use" if self._blocks.calls else "end_turn"
+            reason = "tool_use" if self._calls else "end_turn"
         elif last.stop is None and last.usage.completion_tokens < self._max_tokens:
             reason = "model_context_window_exceeded"
         return Stop(reason, None)
@@ -169,22 +172,22 @@ class Blocks:
     """Cuts an answer into blocks, whose places are dense from 0."""
 
     def __init__(self) -> None:
-        self.calls = 0
         self._place = -1
         self._open: type[Block] | None = None
 
-    def take(self, delta: Delta) -> list[News]:
-        """What is said of ``delta``; O(its size)."""
-        news: list[News] = []
-        if delta.reasoning is not UNSET and delta.reasoning:
-            news += self._within(ThinkingBlock("", ""))
-            news.append(BlockDelta(self._place, ThinkingPiece(delta.reasoning)))
-        if delta.content is not UNSET and delta.content:
-            news += self._within(TextBlock(""))
-            news.append(BlockDelta(self._place, TextPiece(delta.content)))
-        for piece in [] if delta.tool_calls is UNSET else delta.tool_calls:
-            news += self._call(piece)
-        return news
+    def take(self, piece: Piece) -> list[News]:
+        """What is said of ``piece``; O(its size)."""
+        match piece.kind:
+            case "call":
+                return self._begin(ToolUseBlock(piece.id, piece.text, {}))
+            case "arguments":
+                return [BlockDelta(self._place, InputPiece(piece.text))]
+            case "content":
+                begun = self._within(TextBlock(""))
+                return [*begun, BlockDelta(self._place, TextPiece(piece.text))]
+            case "reasoning":
+                begun = self._within(ThinkingBlock("", ""))
+                return [*begun, BlockDelta(self._place, ThinkingPiece(piece.text))]
 
     def end(self) -> list[News]:
         """The end of the block at hand, if there is one."""
@@ -195,16 +198,6 @@ class Blocks:
             news.append(BlockDelta(self._place, SignaturePiece(SIGNATURE)))
         self._open = None
         return [*news, BlockStop(self._place)]
-
-    def _call(self, piece: ToolCall) -> list[News]:
-        news: list[News] = []
-        if piece.id is not UNSET:
-            name = "" if piece.function.name is UNSET else piece.function.name
-            news += self._begin(ToolUseBlock(piece.id, name, {}))
-            self.calls += 1
-        if piece.function.arguments:
-            news.append(BlockDelta(self._place, InputPiece(piece.function.arguments)))
-        return news
 
     def _within(self, block: Block) -> list[News]:
         """Begin ``block``, unless the one at hand is of its kind."""
@@ -217,30 +210,24 @@ class Blocks:
         return [*news, BlockStart(self._place, block)]
 
 
-def joined_blocks(said: Iterable[News]) -> list[Block]:
-    """The blocks that ``said`` are the news of, as a client of a stream would have them."""
+def blocks_of(said: Iterable[Piece]) -> list[Block]:
+    """The blocks that ``said`` are the pieces of, as a client of a stream would have them."""
     blocks: list[Block] = []
-    pieces: list[list[str]] = []
-    for news in said:
-        match news:
-            case BlockStart(content_block=block):
-                blocks.append(block)
-                pieces.append([])
-            case BlockDelta(delta=TextPiece(text=text)):
-                pieces[-1].append(text)
-            case BlockDelta(delta=ThinkingPiece(thinking=text)):
-                pieces[-1].append(text)
-            case BlockDelta(delta=InputPiece(partial_json=text)):
-                pieces[-1].append(text)
-    for block, parts in zip(blocks, pieces, strict=True):
-        match block:
-            case TextBlock():
-                block.text = "".join(parts)
-            case ThinkingBlock():
-                block.thinking, block.signature = "".join(parts), SIGNATURE
-            case ToolUseBlock():
-                block.input = _arguments("".join(parts))
+    for (kind, _), pieces in groupby(said, key=_block):
+        first, *rest = pieces
+        text = "".join(each.text for each in rest)
+        if kind == "call":
+            blocks.append(ToolUseBlock(first.id, first.text, _arguments(text)))
+        elif kind == "content":
+            blocks.append(TextBlock(first.text + text))
+        else:
+            blocks.append(ThinkingBlock(first.text + text, SIGNATURE))
     return blocks
+
+
+def _block(piece: Piece) -> tuple[str, int]:
+    """The same for neighbours that are one block's."""
+    return "call" if piece.kind == "arguments" else piece.kind, piece.call
 
 
 def _arguments(text: str) -> dict[str, object]:

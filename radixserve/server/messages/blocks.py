@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from radixserve.server.errors import ApiError, invalid_json
+from radixserve.server.errors import ApiError, invalid, required, wrong
 from radixserve.server.keeping import BREAKPOINT
+from radixserve.server.limits import converted
 from radixserve.server.messages.marks import marked
 from radixserve.server.messages.wire import (
     InputMessage,
@@ -18,17 +19,15 @@ from radixserve.server.messages.wire import (
     ToolResultInput,
     ToolUseInput,
 )
-from radixserve.server.wire import invalid
 from radixserve.text.canonical import BILLING
 
-T = TypeVar("T", bound=msgspec.Struct)
 Sent = tuple[str, dict[str, Any]]
 """A block behind its path."""
 
 HINTS = {
-    "image": "Describe what is on it in a text block.",
-    "document": "Send what it says in a text block.",
-    "search_result": "Send what was found in a text block.",
+    "image": "Describe what is on it in a text block",
+    "document": "Send what it says in a text block",
+    "search_result": "Send what was found in a text block",
 }
 EMPTY: dict[str, Any] = {"type": "text", "text": ""}
 ERROR = "Error: "
@@ -147,12 +146,10 @@ class Chat:
         """Only text can be continued; without any the answer begins anew."""
         last, path = self.messages[-1], f"messages.{index}.content"
         if "tool_calls" in last:
-            message = f"{path} ends with a tool_use, which a tool_result must follow"
-            raise invalid(path, message)
+            raise wrong(path, "ends with a tool_use, which a tool_result must follow")
         if not last["content"]:
             if "reasoning" in last:
-                message = f"{path} has only thinking: the last message must have text to continue"
-                raise invalid(path, message)
+                raise wrong(path, "has only thinking: the last message must have text to continue")
             self.messages.pop()
             self.continued = False
 
@@ -172,18 +169,6 @@ class Chat:
         block = converted(sent, type_, path)
         self.ignored.update(unknown(sent, type_, where))
         return block
-
-
-def converted(sent: dict[str, Any], type_: type[T], path: str) -> T:
-    """``sent``, which stands at ``path``, as ``type_``.
-
-    Raises:
-        ApiError: 400, a field is missing or of another type.
-    """
-    try:
-        return msgspec.convert(sent, type_)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise invalid_json(error, path) from error
 
 
 def unknown(sent: Mapping[str, Any], type_: type[msgspec.Struct], where: str) -> Iterator[str]:
@@ -224,14 +209,9 @@ def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
 def _refused(path: str, kind: object, kinds: Kinds) -> ApiError:
     param = f"{path}.type"
     if kind is None:
-        return invalid(param, f"{param} is required", "missing_required_parameter")
+        return required(param)
     if not isinstance(kind, str):
-        return invalid(param, f"{param} must be a string", "invalid_type")
-    hint = HINTS.get(kind)
-    message = f"{param}: {kind[:64]!r} is not taken here; it may be {', '.join(kinds)}"
-    return ApiError(
-        status=400,
-        message=f"{message}. {hint}" if hint else f"{message}.",
-        param=param,
-        code="unsupported_value",
-    )
+        return wrong(param, "must be a string", "invalid_type")
+    hint = f". {HINTS[kind]}" if kind in HINTS else ""
+    message = f"{param}: {kind[:64]!r} is not taken here; it may be {', '.join(kinds)}{hint}"
+    return invalid(param, message, "unsupported_value")

@@ -10,31 +10,22 @@ from typing import Any
 import msgspec
 
 from radixserve.errors import InvalidRequestError
+from radixserve.server.conversation import Conversation, prepared
 from radixserve.server.dialect import Dialect
-from radixserve.server.errors import ApiError
-from radixserve.server.limits import Raws
-from radixserve.server.messages.blocks import Chat, converted, unknown
+from radixserve.server.endpoint import Call
+from radixserve.server.errors import ApiError, invalid, required
+from radixserve.server.limits import converted
+from radixserve.server.messages.blocks import Chat, unknown
 from radixserve.server.messages.marks import marked
 from radixserve.server.messages.wire import (
     CountTokensRequest,
-    DiagnosticsInput,
     MessagesRequest,
     OutputConfig,
-    OutputFormat,
-    ThinkingSwitch,
     ToolChoiceInput,
     ToolInput,
 )
-from radixserve.server.wire import ChatRequest, JsonSchema, ResponseFormat, invalid
+from radixserve.server.wire import ChatRequest, JsonSchema, ResponseFormat
 
-REFUSED: dict[str, tuple[object, ...]] = {
-    "mcp_servers": ([],),
-    "container": (),
-    "output_format": (),
-    "response_format": (),
-    "stop": ([],),
-}
-"""Fields that would change the answer, with the values that ask for nothing, beside null."""
 SAME = {*MessagesRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {
     *CountTokensRequest.__struct_fields__
 }
@@ -53,12 +44,6 @@ OWN_NAMES = [
     )
 ]
 """What the fields that a request is translated into are called in it."""
-NESTED: dict[str, type[msgspec.Struct]] = {
-    "tool_choice": ToolChoiceInput,
-    "thinking": ThinkingSwitch,
-    "output_config": OutputConfig,
-    "diagnostics": DiagnosticsInput,
-}
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -76,7 +61,27 @@ class Asked(msgspec.Struct, frozen=True):
         return [self.effort if name == "reasoning_effort" else _renamed(name) for name in ignored]
 
 
-def asked(fields: CountTokensRequest, raws: Raws, dialect: Dialect) -> Asked:
+async def understood(call: Call, fields: CountTokensRequest) -> Asked:
+    """As ``asked``; what has no effect is noted."""
+    found = await call.service.text_work(asked, fields, call.service.dialect)
+    call.visit.ignored += found.ignored
+    return found
+
+
+async def conversation_of(call: Call, fields: MessagesRequest, id: str) -> Conversation:
+    """The conversation of ``fields``, for the answer ``id``.
+
+    Raises:
+        ApiError, RadixServeError: what ``asked`` and ``prepared`` raise, in this API's words.
+    """
+    wanted = await understood(call, fields)
+    with own_names():
+        conversation = await prepared(call, wanted.chat, id, wanted.paths.__getitem__)
+    call.visit.ignored += wanted.renamed(conversation.ignored)
+    return conversation
+
+
+def asked(fields: CountTokensRequest, dialect: Dialect) -> Asked:
     """What ``fields`` ask for, in the words of chat completions; O(size of the body).
 
     Raises:
@@ -85,7 +90,7 @@ def asked(fields: CountTokensRequest, raws: Raws, dialect: Dialect) -> Asked:
     chat = Chat(fields.system, fields.messages)
     if isinstance(fields, MessagesRequest) and chat.messages:
         chat.messages[-1] = marked(chat.messages[-1], fields.cache_control, chat.ignored)
-    ignored = [*sorted(chat.ignored), *_unknown(raws)]
+    ignored = sorted(chat.ignored)
     request = ChatRequest(
         model=fields.model,
         messages=chat.messages,
@@ -131,7 +136,7 @@ def _tools(tools: list[dict[str, Any]], ignored: list[str]) -> list[dict[str, An
         ignored += unknown(sent, ToolInput, "tools")
         if tool.input_schema is None:
             place = f"{path}.input_schema"
-            raise invalid(place, f"{place} is required", "missing_required_parameter")
+            raise required(place)
         function: dict[str, Any] = {"name": tool.name}
         if tool.description is not None:
             function["description"] = tool.description
@@ -164,7 +169,7 @@ def _choose_tools(request: ChatRequest, choice: ToolChoiceInput | None) -> None:
             request.tool_choice = "required"
         case "tool" if choice.name is None:
             path = "tool_choice.name"
-            raise invalid(path, f"{path} is required", "missing_required_parameter")
+            raise required(path)
         case "tool":
             request.tool_choice = {"type": "function", "function": {"name": choice.name}}
         case other:
@@ -199,15 +204,3 @@ def _response_format(config: OutputConfig | None) -> ResponseFormat | None:
         return None
     schema = JsonSchema(schema=config.format.schema)
     return ResponseFormat(type="json_schema", json_schema=schema)
-
-
-def _unknown(raws: Raws) -> list[str]:
-    """Fields without effect inside of those that are objects."""
-    found: list[str] = []
-    for name, type_ in NESTED.items():
-        sent = msgspec.json.decode(raws[name]) if name in raws else None
-        if isinstance(sent, dict):
-            found += unknown(sent, type_, name)
-            if name == "output_config" and isinstance(sent.get("format"), dict):
-                found += unknown(sent["format"], OutputFormat, "output_config.format")
-    return found

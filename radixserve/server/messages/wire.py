@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from radixserve.server.diagnostics import Diagnostics
-from radixserve.server.wire import CacheFields, Reuse
+from radixserve.server.fields import Body, Values
+from radixserve.server.wire import CacheFields, Priority, Reuse, Timeout
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
@@ -83,8 +84,16 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: OutputFormat | None = None
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True):
+class CountTokensRequest(Body, kw_only=True):
     """What makes the prompt. None is always the same as absent."""
+
+    refused: ClassVar[Values] = {
+        "mcp_servers": ([],),
+        "container": (),
+        "output_format": (),
+        "response_format": (),
+        "stop": ([],),
+    }
 
     model: str | None = None
     messages: list[InputMessage]
@@ -115,11 +124,11 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     # What follows is our own, as in chat completions.
     min_p: float | None = None
     seed: int | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     cache: CacheFields | None = None
-    timeout: float | None = None
+    timeout: Timeout | None = None
     explain: bool | None = None
     diagnostics: DiagnosticsInput | None = None
     session_id: str | None = None

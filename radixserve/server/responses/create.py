@@ -5,60 +5,48 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from radixserve.engine.frontend import ModelCard
 from radixserve.errors import InvalidRequestError
-from radixserve.server.answer import headers_of
+from radixserve.server.conversation import Conversation
+from radixserve.server.endpoint import Call
 from radixserve.server.errors import ApiError
-from radixserve.server.fields import canonical_header, ignored_header
-from radixserve.server.keeping import keep_header
 from radixserve.server.responses.fields import shown_format
 from radixserve.server.responses.live import Live
-from radixserve.server.responses.reading import Ready, read
+from radixserve.server.responses.reading import Question, read
 from radixserve.server.responses.store import Record, Responses
 from radixserve.server.responses.turn import Turn
-from radixserve.server.responses.wire import InputTokens, ResponseObject
-from radixserve.server.service import Deltas, Service, until_gone
+from radixserve.server.responses.wire import InputTokens, ResponseObject, ResponsesRequest
+from radixserve.server.service import Deltas, until_gone
 from radixserve.server.sse import EventStream, Framing
-from radixserve.server.tenants.visit import Visit
-from radixserve.server.wire import Json
 from radixserve.tokens import count
 
 
-async def create_response(request: Request) -> Response:
-    service: Service = request.app.state.service
-    store: Responses = request.app.state.responses
-    visit: Visit = request.state.visit
-    tenant = visit.tenant.name
-    ready = await read(request)
-    asked = ready.conversation.request
-    headers = headers_of(service, asked, ready.ignored, ready.conversation.canonical)
-    turn = _turn(ready, service.frontend.card, visit)
-    visit.compare = ready.compare
-    visit.tally.explain = visit.tally.explain or bool(ready.fields.explain)
-    deltas = service.answers([asked], visit)
-    if ready.fields.stream:
-        live = Live(turn, ready.items, asked.namespace, deltas, store, tenant, ready.reworded)
+async def create_response(call: Call, fields: ResponsesRequest) -> ResponseObject | EventStream:
+    store: Responses = call.app.state.responses
+    visit, tenant = call.visit, call.tenant
+    question, conversation = await read(call, fields)
+    asked, options = conversation.request, fields.prompt_cache_options
+    visit.compare = None if options is None else options.comparison_response_id
+    visit.tally.explain = visit.tally.explain or bool(fields.explain)
+    turn = _turn(fields, question, conversation, call)
+    deltas = call.service.answers([asked], visit)
+    if fields.stream:
+        live = Live(turn, question, asked.namespace, deltas, store, tenant)
         framing = Framing(opening=turn.begun(), failure=live.failure)
-        return EventStream(live.events(), service.settings, headers, framing)
+        return call.streamed(live.events(), framing)
     try:
-        await until_gone(request.receive, _whole(turn, deltas))
+        await until_gone(call.receive, _whole(turn, deltas))
     except (ApiError, InvalidRequestError) as error:
-        raise ready.reworded(error) from error
+        raise question.reworded(error) from error
     if turn.response.store:
-        store.put(tenant, ready.id, Record.of(turn.response, ready.items, asked.namespace))
-    headers |= keep_header(visit.tally.kept())
-    return Json(turn.shown(), headers=headers)
+        record = Record.of(turn.response, question.items, asked.namespace)
+        store.put(tenant, question.id, record)
+    return turn.response
 
 
-async def count_input_tokens(request: Request) -> Response:
-    """``POST /v1/responses/input_tokens``: the prompt's, without an answer."""
-    ready = await read(request)
-    told = InputTokens(count(ready.conversation.request.prompt))
-    headers = ignored_header(ready.ignored) | canonical_header(ready.conversation.canonical)
-    return Json(told, headers=headers)
+async def count_input_tokens(call: Call, fields: ResponsesRequest) -> InputTokens:
+    """The prompt's, without an answer."""
+    _, conversation = await read(call, fields)
+    return InputTokens(count(conversation.request.prompt))
 
 
 async def _whole(turn: Turn, deltas: Deltas) -> None:
@@ -67,11 +55,13 @@ async def _whole(turn: Turn, deltas: Deltas) -> None:
             turn.take(news)
 
 
-def _turn(ready: Ready, card: ModelCard, visit: Visit) -> Turn:
-    fields, asked, conversation = ready.fields, ready.asked, ready.conversation
-    sampling = conversation.request.sampling
+def _turn(
+    fields: ResponsesRequest, question: Question, conversation: Conversation, call: Call
+) -> Turn:
+    asked, sampling = question.asked, conversation.request.sampling
+    card, visit = call.service.frontend.card, call.visit
     response = ResponseObject(
-        id=ready.id,
+        id=question.id,
         created_at=int(time.time()),
         model=card.name,
         instructions=fields.instructions,
@@ -91,13 +81,13 @@ def _turn(ready: Ready, card: ModelCard, visit: Visit) -> Turn:
         frequency_penalty=sampling.frequency_penalty,
         truncation=fields.truncation or "disabled",
     )
-    [answer] = conversation.answers()
+    [answer] = conversation.answers(visit.tally)
     writes = card.prefix_cache and conversation.request.cache == "on"
     return Turn(
         response,
         answer,
         visit.tally,
-        before=len(ready.items),
+        before=len(question.items),
         writes=writes,
-        compared=ready.compare is not None,
+        compared=visit.compare is not None,
     )

@@ -6,46 +6,10 @@ from typing import Any
 
 from msgspec import UNSET
 
-from radixserve.server.fields import REFUSED
-from radixserve.server.parameters import check_metadata
+from radixserve.server.errors import wrong
 from radixserve.server.responses.wire import ResponsesRequest, TextFormat
-from radixserve.server.wire import ChatRequest, CommonFields, JsonSchema, ResponseFormat, invalid
+from radixserve.server.wire import ChatRequest, CommonFields, JsonSchema, ResponseFormat
 
-HARMLESS = ("stream_options", "return_cached_tokens_details")
-"""What chat honours and does not change the answer."""
-RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {
-    # what only chat honours, under its names for it
-    **{name: () for name in ChatRequest.__struct_fields__ if name not in HARMLESS},
-    **REFUSED,
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
-    "logprobs": (False,),
-    "add_special_tokens": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "include_reasoning": (True,),
-    "separate_reasoning": (True,),
-    "background": (False,),
-    "conversation": (),
-    "prompt": (),
-    "context_management": ([],),
-}
-"""Names with the values that ask for nothing, beside null."""
-RESPONSES_HINTS = {
-    "functions": "Use tools.",
-    "background": "Stream instead.",
-    "conversation": "Use previous_response_id, or send the conversation as input.",
-    "prompt": "Prompts are not kept here; send input.",
-    "messages": "Use input.",
-    "max_tokens": "Use max_output_tokens.",
-    "max_completion_tokens": "Use max_output_tokens.",
-    "response_format": "Use text.format.",
-    "reasoning_effort": "Use reasoning.effort.",
-    "logprobs": "Use include, with message.output_text.logprobs.",
-}
 SAME = (
     *CommonFields.__struct_fields__,
     "chat_template_kwargs",
@@ -89,7 +53,6 @@ class Asked:
         self.ignored: list[str] = []
         """Fields that have no effect."""
         self.paths: dict[str, str] = dict(PATHS)
-        check_metadata(fields.metadata)
         self.logprobs = self._logprobs(fields)
         self.tools = self._tools(fields.tools or [])
         """Those that the model is told of, as a response repeats them."""
@@ -120,8 +83,11 @@ class Asked:
                 continue
             if kind != "function":
                 code = "missing_required_parameter" if kind is None else "unsupported_value"
-                message = f"tools.{place}.type must be 'function': this server runs no tools itself"
-                raise invalid(f"tools.{place}.type", message, code)
+                raise wrong(
+                    f"tools.{place}.type",
+                    "must be 'function': this server runs no tools itself",
+                    code,
+                )
             for path in (f"tools.{len(tools)}", f"tools.{len(tools)}.function"):
                 self.paths[path] = f"tools.{place}"
             self.ignored += [
@@ -135,7 +101,7 @@ class Asked:
     def _effort(self, reasoning: dict[str, Any]) -> str | None:
         effort = reasoning.get("effort")
         if not isinstance(effort, str | None):
-            raise invalid("reasoning.effort", "reasoning.effort must be a string", "invalid_type")
+            raise wrong("reasoning.effort", "must be a string", "invalid_type")
         self.ignored += [
             f"reasoning.{name}"
             for name, value in reasoning.items()
@@ -185,11 +151,11 @@ def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
             named = [_choice(tool) if isinstance(tool, dict) else tool for tool in tools]
             allowed = {"mode": rest.get("mode", "auto"), "tools": named}
             return {"type": "allowed_tools", "allowed_tools": allowed}
-    message = (
-        'tool_choice must be none, auto, required, {"type": "function", "name": ...} or '
-        '{"type": "allowed_tools", "mode": ..., "tools": [...]}'
+    raise wrong(
+        "tool_choice",
+        'must be none, auto, required, {"type": "function", "name": ...} or '
+        '{"type": "allowed_tools", "mode": ..., "tools": [...]}',
     )
-    raise invalid("tool_choice", message)
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from radixserve.server.errors import ApiError, invalid_json
+from radixserve.server.errors import ApiError, absent, invalid, invalid_json
 from radixserve.server.keeping import BREAKPOINT
 from radixserve.server.responses.wire import (
     FunctionCallItem,
@@ -25,7 +25,6 @@ from radixserve.server.responses.wire import (
     ReasoningItem,
     Refusal,
 )
-from radixserve.server.wire import absent, invalid
 
 Read = Item | ItemReference
 KINDS: dict[type[msgspec.Struct], str] = {

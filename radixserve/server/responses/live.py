@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from radixserve.engine.frontend import TextDelta
 from radixserve.server.errors import ApiError
+from radixserve.server.responses.reading import Question
 from radixserve.server.responses.store import Responses
 from radixserve.server.responses.turn import Turn
 from radixserve.server.responses.wire import Item
@@ -18,30 +19,28 @@ class Live:
     """``turn`` as the news in ``deltas`` makes it grow, and as ``store`` knows of it.
 
     Args:
-        items: Of its input.
+        question: What it answers.
         namespace: Of its prompt, within the tenant's.
-        reworded: An error as the client knows its own fields.
     """
 
     def __init__(
         self,
         turn: Turn,
-        items: list[Item],
+        question: Question,
         namespace: bytes,
         deltas: Deltas,
         store: Responses,
         tenant: str,
-        reworded: Callable[[Exception], Exception],
     ):
         self.turn = turn
-        self.items = items
+        self.items = question.items
         self.namespace = namespace
         self.wanted = turn.response.store
         """Whether it is stored at its end."""
         self._deltas = deltas
         self._store = store
         self._tenant = tenant
-        self._reworded = reworded
+        self._reworded = question.reworded
         self._news: asyncio.Queue[TextDelta | Exception | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
 
@@ -68,6 +67,14 @@ class Live:
         finally:
             self._store.finish(self._tenant, self)
             await cancelled(self._reading)
+
+    def shown(self) -> bytes:
+        """The response as JSON, as far as it has come."""
+        return self.turn.shown()
+
+    def asked(self) -> list[Item]:
+        """The items of its input."""
+        return self.items
 
     def cancel(self) -> None:
         """End it with what there is, and give back what it holds."""

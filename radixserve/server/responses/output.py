@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import UNSET
-
 from radixserve.engine.frontend import TokenLogprob
 from radixserve.server.chat import token_logprob
+from radixserve.server.parsed import Piece
 from radixserve.server.responses.items import item_id
 from radixserve.server.responses.wire import (
     FunctionCallItem,
@@ -18,7 +17,7 @@ from radixserve.server.responses.wire import (
     ReasoningText,
 )
 from radixserve.server.sse import event
-from radixserve.server.wire import Delta, TokenLogprobObject
+from radixserve.server.wire import TokenLogprobObject
 
 WRITES: dict[type[OutputItem], str] = {
     MessageItem: "response.output_text",
@@ -66,24 +65,19 @@ class Output:
         """Those of tokens that may become text of a message."""
         self._held += map(token_logprob, logprobs)
 
-    def add(self, delta: Delta) -> bytes:
-        """Write what ``delta`` says; returns the events."""
-        told = b""
-        if delta.content is not UNSET:
-            if not isinstance(self._item, MessageItem):
-                told += self._open(MessageItem("assistant", []))
-            told += self._write(delta.content)
-        if delta.reasoning is not UNSET:
-            if not isinstance(self._item, ReasoningItem):
-                told += self._open(ReasoningItem(content=[]))
-            told += self._write(delta.reasoning)
-        for piece in [] if delta.tool_calls is UNSET else delta.tool_calls:
-            function = piece.function
-            if piece.id is not UNSET and function.name is not UNSET:
-                told += self._open(FunctionCallItem(piece.id, function.name, ""))
-            if function.arguments:
-                told += self._write(function.arguments)
-        return told
+    def add(self, piece: Piece) -> bytes:
+        """Write what ``piece`` says; returns the events."""
+        begun = b""
+        match piece.kind:
+            case "call":
+                return self._open(FunctionCallItem(piece.id, piece.text, ""))
+            case "arguments" if not piece.text:
+                return b""
+            case "content" if not isinstance(self._item, MessageItem):
+                begun = self._open(MessageItem("assistant", []))
+            case "reasoning" if not isinstance(self._item, ReasoningItem):
+                begun = self._open(ReasoningItem(content=[]))
+        return begun + self._write(piece.text)
 
     def close(self, status: str) -> bytes:
         """The item that is being written ends; returns the events."""

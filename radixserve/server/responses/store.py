@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from radixserve.server.errors import absent
 from radixserve.server.fair import FairLru
 from radixserve.server.responses.items import response_of
 from radixserve.server.responses.wire import Item, ResponseObject
-from radixserve.server.wire import absent
 
 if TYPE_CHECKING:
     from radixserve.server.responses.live import Live
@@ -54,6 +54,10 @@ class Record:
     def size(self) -> int:
         """Bytes."""
         return len(self.response) + len(self.input) + OVERHEAD
+
+    def shown(self) -> bytes:
+        """The response as JSON."""
+        return self.response
 
     def asked(self) -> list[Item]:
         """The items of its input."""

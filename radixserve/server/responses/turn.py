@@ -9,7 +9,7 @@ import msgspec
 from radixserve.engine.frontend import TextDelta
 from radixserve.server.diagnostics import of_response
 from radixserve.server.errors import ApiError
-from radixserve.server.parsed import ParsedAnswer
+from radixserve.server.parsed import ParsedAnswer, Piece
 from radixserve.server.responses.output import Numbered, Output
 from radixserve.server.responses.wire import (
     IncompleteDetails,
@@ -21,7 +21,6 @@ from radixserve.server.responses.wire import (
     Status,
 )
 from radixserve.server.tally import Tally
-from radixserve.server.wire import Delta
 
 ENDS: dict[Status, str] = {
     "completed": "response.completed",
@@ -75,13 +74,11 @@ class Turn:
 
     def take(self, news: TextDelta) -> bytes:
         """The events of ``news``. The last one ends the response, of which ``ended`` tells."""
-        before = self._answer.reasoning_tokens
-        deltas = self._answer.take(news)
-        thought = self._answer.reasoning_tokens - before
-        self._tally.reasoning += thought
-        if not thought:
+        thought = self._tally.reasoning
+        pieces = self._answer.take(news)
+        if self._tally.reasoning == thought:
             self._output.hold(news.logprobs)
-        told = b"".join([self._output.add(delta) for delta in deltas])
+        told = b"".join([self._output.add(piece) for piece in pieces])
         if news.finish == "length":
             reason = "deadline" if news.stop == "deadline" else "max_output_tokens"
             self.response.incomplete_details = IncompleteDetails(reason)
@@ -97,7 +94,7 @@ class Turn:
         response = self.response
         if status == "completed":
             if not response.output:
-                self._closing += self._output.add(Delta(content=""))
+                self._closing += self._output.add(Piece("content", ""))
             response.completed_at = int(time.time())
         self._closing += self._output.close("completed" if status == "completed" else "incomplete")
         response.status = status

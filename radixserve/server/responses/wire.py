@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from radixserve.server.diagnostics import PromptCacheDiagnostics
-from radixserve.server.wire import CommonFields, PromptCacheOptions, Reuse
+from radixserve.server.fields import REFUSED, Values
+from radixserve.server.wire import (
+    ChatRequest,
+    CommonFields,
+    LikeliestTokens,
+    Metadata,
+    PromptCacheOptions,
+    Reuse,
+)
+
+HARMLESS = ("stream_options", "return_cached_tokens_details")
+"""What chat honours and does not change the answer."""
+RESPONSES_REFUSED: Values = {
+    # what only chat honours, under its names for it
+    **{name: () for name in ChatRequest.__struct_fields__ if name not in HARMLESS},
+    **REFUSED,
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "logprobs": (False,),
+    "add_special_tokens": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+}
+RESPONSES_HINTS = {
+    "functions": "Use tools",
+    "background": "Stream instead",
+    "conversation": "Use previous_response_id, or send the conversation as input",
+    "prompt": "Prompts are not kept here; send input",
+    "messages": "Use input",
+    "max_tokens": "Use max_output_tokens",
+    "max_completion_tokens": "Use max_output_tokens",
+    "response_format": "Use text.format",
+    "reasoning_effort": "Use reasoning.effort",
+    "logprobs": "Use include, with message.output_text.logprobs",
+}
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -99,12 +142,15 @@ class ComparedCacheOptions(PromptCacheOptions, kw_only=True):
 class ResponsesRequest(CommonFields, kw_only=True):
     """OpenAI's fields, and those that chat completions take beside them."""
 
+    refused: ClassVar[Values] = RESPONSES_REFUSED
+    hints: ClassVar[dict[str, str]] = RESPONSES_HINTS
+
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: int | None = None
@@ -113,7 +159,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: dict[str, Any] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: LikeliestTokens | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     keep_reasoning: bool | None = None
     prompt_cache_options: ComparedCacheOptions | None = None

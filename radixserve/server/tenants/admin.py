@@ -6,56 +6,46 @@ travel, so that no key stands in anybody's log of requests and answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from radixserve.errors import ConfigError
+from radixserve.server.endpoint import Call
 from radixserve.server.errors import ApiError
-from radixserve.server.limits import read_json
-from radixserve.server.service import Service
+from radixserve.server.limits import decode, read_body
 from radixserve.server.tenants.meter import Meter
-from radixserve.server.wire import Json
 from radixserve.tenants.file import Tenant
 
 LARGEST_BODY = 2**20
 
 
-async def list_tenants(request: Request) -> Response:
-    """``GET /v1/admin/tenants``: all settings, and what the keys are called."""
-    service: Service = request.app.state.service
-    return Json({"data": [_shown(each) for each in service.tenants.tenants.values()]})
+async def list_tenants(call: Call) -> dict[str, Any]:
+    """All settings, and what the keys are called."""
+    return {"data": [_shown(each) for each in call.service.tenants.tenants.values()]}
 
 
-async def put_tenant(request: Request) -> Response:
-    """``PUT /v1/admin/tenants/{tenant}``: settings as the file has them, as JSON. Its keys stay,
-    unless hashes of others are among them."""
-    service: Service = request.app.state.service
-    settings, _ = await read_json(request, dict[str, Any], LARGEST_BODY)
-    name = request.path_params["tenant"]
-    try:
-        tenant = await service.tenants.put(name, _without_nulls(settings))
-    except ConfigError as error:
-        raise _refused(error) from error
-    return Json(_shown(tenant))
+async def put_tenant(call: Call, tenant: str) -> dict[str, Any]:
+    """Settings as the file has them, as JSON. Its keys stay, unless hashes of others are among
+    them."""
+    body = await read_body(call, LARGEST_BODY)
+    settings, _ = await decode(body, dict[str, Any], call.service.large_bodies)
+    with _refused():
+        return _shown(await call.service.tenants.put(tenant, _without_nulls(settings)))
 
 
-async def reload_tenants(request: Request) -> Response:
-    """``POST /v1/admin/reload``: the file as it is now is in force, or nothing has changed."""
-    service: Service = request.app.state.service
-    try:
-        await service.tenants.reload()
-    except ConfigError as error:
-        raise _refused(error) from error
-    return Json({"success": True, "tenants": len(service.tenants.tenants)})
+async def reload_tenants(call: Call) -> dict[str, Any]:
+    """The file as it is now is in force, or nothing has changed."""
+    with _refused():
+        await call.service.tenants.reload()
+    return {"success": True, "tenants": len(call.service.tenants.tenants)}
 
 
-async def usage(request: Request) -> Response:
-    """``GET /v1/admin/usage``: what each tenant has used since the server's start."""
-    service: Service = request.app.state.service
-    return Json({"data": [_used(tenant, meter) for tenant, meter in service.tenants.meters()]})
+async def usage(call: Call) -> dict[str, Any]:
+    """What each tenant has used since the server's start."""
+    return {"data": [_used(tenant, meter) for tenant, meter in call.service.tenants.meters()]}
 
 
 def _shown(tenant: Tenant) -> dict[str, Any]:
@@ -80,5 +70,10 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _refused(error: ConfigError) -> ApiError:
-    return ApiError(status=400, message=str(error), code="invalid_tenants")
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Within, settings that cannot be are the client's fault."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ApiError(status=400, message=str(error), code="invalid_tenants") from error

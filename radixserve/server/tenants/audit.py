@@ -18,28 +18,6 @@ LONGEST_TARGET = 64
 """Characters: no name that exists is longer."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A line."""
-
-    time: str
-    """When the request had ended, in UTC."""
-    request_id: str
-    tenant: str | None
-    """None if it brought no valid key."""
-    route: str
-    """The method, and the path as the API's documentation has it."""
-    target: str | None
-    """The tenant or the public prefix that the path names."""
-    model: str | None
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    status: int
-    """499: the client hung up."""
-    duration: float
-    """Seconds."""
-
-
 class Audit:
     """Appends to a file, if there is one."""
 
@@ -56,19 +34,25 @@ class Audit:
             return
         state = scope["state"]
         usage = state["tally"].usage()
-        entry = Entry(
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            request_id=state["request_id"],
-            tenant=None if visit is None else visit.tenant.name,
-            route=f"{scope['method']} {_path(scope)}",
-            target=_target(scope.get("path_params", {})),
-            model=None if visit is None else visit.model,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.prompt_tokens_details.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            status=state["tally"].status,
-            duration=round(seconds, 6),
-        )
+        entry = {
+            # When the request had ended.
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request_id": state["request_id"],
+            # None if it brought no valid key.
+            "tenant": None if visit is None else visit.tenant.name,
+            # The path as the API's documentation has it.
+            "route": f"{scope['method']} {_path(scope)}",
+            # The tenant or the public prefix that the path names.
+            "target": _target(scope.get("path_params", {})),
+            "model": None if visit is None else visit.model,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            # 499: the client hung up.
+            "status": state["tally"].status,
+            # Seconds.
+            "duration": round(seconds, 6),
+        }
         self._lines.append(msgspec.json.encode(entry).decode())
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixserve.server.errors import ApiError
 from radixserve.server.fields import is_yes
-from radixserve.server.tenants.visit import Need, Visit
+from radixserve.server.tenants.visit import Visit
 from radixserve.tenants.file import EVERYBODY, Tenant
 from radixserve.tenants.keys import LONGEST_KEY
 
@@ -94,23 +94,6 @@ class Authentication:
         if tenant is None:
             raise unauthorized("The API key is not valid.")
         return tenant
-
-
-class Access:
-    """Around a route: what a tenant needs to be let in.
-
-    Args:
-        need: what the tenant has to have.
-        limited: whether a request counts against the tenant's limits.
-    """
-
-    def __init__(self, app: ASGIApp, need: Need, *, limited: bool = False):
-        self._app, self._need, self._limited = app, need, limited
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visit: Visit = scope["state"]["visit"]
-        visit.enter(self._need, limited=self._limited)
-        await self._app(scope, receive, send)
 
 
 def sent_key(headers: Headers) -> str:

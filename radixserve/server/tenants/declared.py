@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from radixserve.server.errors import ApiError
+from radixserve.server.errors import invalid
 
 MOST_OF_A_TENANT = 16
 """Prefixes. Every request is compared with all there are."""
@@ -37,12 +37,11 @@ class Declarations:
         """
         place = prefix.tenant, prefix.name
         if place not in self._declared and len(self.of(prefix.tenant)) >= MOST_OF_A_TENANT:
-            raise ApiError(
-                status=400,
-                message=f"A tenant may have {MOST_OF_A_TENANT} public prefixes: withdraw one "
-                "with DELETE /v1/cache/public/NAME.",
-                code="too_many_public_prefixes",
+            message = (
+                f"A tenant may have {MOST_OF_A_TENANT} public prefixes: withdraw one "
+                "with DELETE /v1/cache/public/NAME"
             )
+            raise invalid(None, message, "too_many_public_prefixes")
         self._declared[place] = prefix
 
     def remove(self, tenant: str, name: str) -> bool:

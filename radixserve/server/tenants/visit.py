@@ -43,6 +43,10 @@ class Visit:
     """Id of an earlier request that its prompt is to be compared with."""
     prompts: list[int] = field(default_factory=list)
     """Tokens of each prompt that was let in."""
+    ignored: list[str] = field(default_factory=list)
+    """Fields of it that have no effect."""
+    canonical: list[str] = field(default_factory=list)
+    """Canonical forms that changed its prompt."""
     limited: bool = False
     """Whether it counts against the tenant's limits."""
     over: Kind | None = None

@@ -9,8 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from radixserve.server.app import create_app
-from radixserve.server.responses.fields import HARMLESS, RESPONSES_REFUSED
-from radixserve.server.responses.wire import ResponsesRequest
+from radixserve.server.responses.wire import HARMLESS, ResponsesRequest
 from radixserve.server.service import Settings
 from radixserve.server.wire import ChatRequest
 from tests.server.asking import refused
@@ -218,7 +217,9 @@ def test_what_has_no_effect_is_listed():
 
 
 def test_nothing_that_chat_honours_is_ignored(client: TestClient, frontend: FakeFrontend):
-    handled = set(ResponsesRequest.__struct_fields__) | set(RESPONSES_REFUSED) | set(HARMLESS)
+    handled = (
+        set(ResponsesRequest.__struct_fields__) | set(ResponsesRequest.refused) | set(HARMLESS)
+    )
     assert set(ChatRequest.__struct_fields__) <= handled
     assert refused(ask(client, guided_regex="a+")) == ("guided_regex", "unsupported_parameter")
     asked = ask(client, stream_options={"include_obfuscation": False}, stream=True)
