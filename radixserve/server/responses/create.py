@@ -25,7 +25,7 @@ async def create_response(call: Call, fields: ResponsesRequest) -> ResponseObjec
     visit, tenant = call.visit, call.tenant
     question, conversation = await read(call, fields)
     asked, options = conversation.request, fields.prompt_cache_options
-    visit.compare = None if options is None else options.comparison_response_id
+    visit.compare = (options and options.comparison_response_id) or None
     visit.tally.explain = visit.tally.explain or bool(fields.explain)
     turn = _turn(fields, question, conversation, call)
     deltas = call.service.answers([asked], visit)
