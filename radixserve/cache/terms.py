@@ -77,13 +77,15 @@ class KeptPages:
         counts: Are told of what is over.
     """
 
-    __slots__ = ("_counts", "_ends", "_pages", "_total")
+    __slots__ = ("_counts", "_ends", "_over", "_pages", "_total")
 
     def __init__(self, counts: KeepCounts | None = None) -> None:
         self._counts = counts or KeepCounts()
         self._pages: dict[int, int] = {}
         self._ends: list[int] = []
         """A heap of the keys."""
+        self._over = 0
+        """What ends by then was found to be over, and is counted no more."""
         self._total = 0
 
     def __bool__(self) -> bool:
@@ -92,11 +94,11 @@ class KeptPages:
     def move(self, pages: int, old: int, new: int) -> None:
         """So many pages that were kept as ``old`` says are kept as ``new`` does. O(log terms)."""
         end = end_of(old)
-        if old > 0 and end in self._pages:  # what is over is not counted any more
+        if old > 0 and end > self._over:
             self._pages[end] -= pages
             self._total -= pages
-        if new > 0:
-            end = end_of(new)
+        end = end_of(new)
+        if new > 0 and end > self._over:
             if end not in self._pages:
                 self._pages[end] = 0
                 heappush(self._ends, end)
@@ -105,6 +107,7 @@ class KeptPages:
 
     def total(self, now: int) -> int:
         """Pages that are kept. O(log terms) for each that is over."""
+        self._over = max(self._over, now)
         while self._ends and self._ends[0] <= now:
             over = self._pages.pop(heappop(self._ends))
             self._total -= over

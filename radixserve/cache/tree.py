@@ -317,6 +317,7 @@ class RadixTree:
         child.hits = max(child.hits, node.hits)
         self._replace(parent, node, child)
         self.nodes -= 1
+        node.parent = None  # whoever holds it still sees that it is gone
         if child.last_use < node.last_use or child.newcomer != newcomer:
             in_order = child.children is None and not child.pins and child.attached
             if in_order:

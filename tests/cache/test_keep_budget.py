@@ -102,6 +102,10 @@ def test_pages_are_counted_by_when_they_are_over() -> None:
     assert kept.total(10) == 3
     kept.move(5, term(0, 10), 0)
     assert (kept.total(10), kept.total(25)) == (3, 0)
+    kept.move(4, 0, term(5, 20))  # which is over
+    assert kept.by_end() == {}
+    kept.move(4, term(5, 20), term(25, 5))
+    assert kept.by_end() == {30: 4}
 
 
 def test_times_that_are_over_are_counted_once_and_hits_that_begin_them_anew_too() -> None:

@@ -23,6 +23,7 @@ from tests.cache.serving import (
     held,
     idle,
     keep,
+    nodes,
     prefill,
     serve,
     tick,
@@ -126,3 +127,12 @@ def test_what_is_public_stays_as_it_is(cache: PrefixCache) -> None:
     assert end(cache, "p") == 0
     assert held(cache) == 0
     assert cache.accounts.public.kept.total(0) == 2
+
+
+def test_where_all_is_kept_alike_it_goes_on_without_a_seam(cache: PrefixCache) -> None:
+    named(cache, "first", range(4))
+    named(cache, "p", NAMED)
+    keep(cache, range(12), (12, 600))
+    assert end(cache, "p") == 0
+    assert held(cache) == 3
+    assert len(nodes(cache)) == 1
