@@ -201,7 +201,7 @@ def invalid_json(
     if bound := BOUND.match(reason):
         what = "must have a length of" if bound["length"] else "must be"
         says = f"{what} {SIGNS[bound['sign']]} {bound['bound'].removesuffix('.0')}"
-        return invalid(param, f"{param or 'The body'} {says}")
+        return invalid(param, f"{_subject(param, found[0] if found else '')} {says}")
     if words := _words(type_, found["path"]) if found and reason.startswith(ENUM) else []:
         return invalid(param, f"{param} must be one of {', '.join(words)}")
     code = "invalid_value" if "out of range" in reason else "invalid_type"
@@ -212,17 +212,21 @@ async def answer_with_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for every error that is foreseen."""
     told = to_api_error(error)
     if told.status == NOT_THAT:
-        methods = ", ".join(_methods(request))
+        methods = ", ".join(_methods(request)) or told.headers.get("Allow", "GET, HEAD")
         message = f"This URL takes {methods}, not {request.method}."
         told = replace(told, message=message, headers={"Allow": methods})
     return told.response(request.scope)
 
 
 def _methods(request: Request) -> list[str]:
-    """What the routes of this URL take; a route of Starlette's knows its own alone."""
+    """What the routes of this URL take; a route of Starlette's knows its own alone. None for what
+    is mounted, which by then has written its own root into the scope.
+    """
     found: set[str] = set()
+    root = request.scope.get("app_root_path", request.scope.get("root_path", ""))
+    scope = {**request.scope, "root_path": root}
     for route in request.app.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
             found |= route.methods or set()
     return sorted(found)
 
@@ -300,6 +304,8 @@ def _words(type_: Any, path: str) -> list[str]:
             if each.encode_name == name
         ]
         kinds = [each for kind in kinds for each in _kinds(kind)]
+    if not all(isinstance(kind, inspect.LiteralType | inspect.NoneType) for kind in kinds):
+        return []  # what is no word may stand there too
     literals = [kind.values for kind in kinds if isinstance(kind, inspect.LiteralType)]
     return [str(word) for values in literals for word in values]
 
@@ -307,6 +313,15 @@ def _words(type_: Any, path: str) -> list[str]:
 def _kinds(kind: inspect.Type) -> list[inspect.Type]:
     """What ``kind`` may be."""
     return list(kind.types) if isinstance(kind, inspect.UnionType) else [kind]
+
+
+def _subject(param: str | None, place: str) -> str:
+    """Of what a bound is told: the value at ``place``, or a key or a value of the object there."""
+    if "`key` in" in place:
+        return f"A key of {param or 'the body'}"
+    if place.endswith("[...]`"):
+        return f"A value of {param or 'the body'}"
+    return param or "The body"
 
 
 def _dotted(path: str) -> str | None:

@@ -15,6 +15,7 @@ LARGE_BODY = 2**18
 """Bytes from which decoding would hold up the event loop for more than a few milliseconds."""
 BULK = ("messages", "system", "prompt", "input", "instructions")
 """Fields that may hold as many values as fit into the body."""
+NULL = b"null"
 MAX_COMMAS = 2**16
 """Commas outside of these, and so values beside them."""
 MAX_CONTAINERS = 2**18
@@ -80,6 +81,11 @@ def _decode(body: bytes, type_: type[T]) -> tuple[T, Raws]:
         raise invalid_json(error, data=body, type_=type_) from error
 
 
+def is_null(raw: msgspec.Raw) -> bool:
+    """Whether a value is null; a large one is not looked at. O(1)."""
+    return len(raw) == len(NULL) and bytes(raw) == NULL
+
+
 def converted(sent: object, type_: type[T], path: str) -> T:
     """``sent``, which was decoded at ``path`` of a body, as ``type_``.
 
@@ -89,7 +95,7 @@ def converted(sent: object, type_: type[T], path: str) -> T:
     try:
         return msgspec.convert(sent, type_)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise invalid_json(error, path) from error
+        raise invalid_json(error, path, type_=type_) from error
 
 
 def _check_values(body: bytes) -> None:

@@ -347,3 +347,18 @@ def test_bounds_are_told_in_words(client: TestClient, fields: dict, message: str
     response = chat(client, **fields)
     assert error_of(response)["message"] == message
     assert refused(response) == (message.split(" ")[0], "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "subject"),
+    [
+        ({"a" * 65: "b"}, "A key of metadata must have a length of at most 64"),
+        ({"a": "b" * 513}, "A value of metadata must have a length of at most 512"),
+    ],
+)
+def test_bounds_of_keys_and_values_are_told_as_theirs(
+    client: TestClient, metadata: dict[str, str], subject: str
+):
+    response = client.post("/v1/responses", json={"input": "Hi", "metadata": metadata})
+    assert error_of(response)["message"] == f"{subject}."
+    assert refused(response) == ("metadata", "invalid_value")

@@ -83,6 +83,12 @@ def test_what_does_not_go_together_is_refused_by_name(
     assert not frontend.requests
 
 
+def test_words_are_not_told_where_there_can_be_more_than_words(client: TestClient):
+    error = error_of(complete(client, early_stopping="often"))
+    assert (error["param"], error["code"]) == ("early_stopping", "invalid_type")
+    assert "must be one of" not in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"), [({"logprobs": 1}, "echo"), ({"max_tokens": 0}, "max_tokens")]
 )

@@ -137,6 +137,8 @@ def test_errors_name_a_tool_by_the_place_at_which_it_was_sent(tmp_path: Path):
     async def asking(server: Stack) -> None:
         broken = {"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}
         answer = await server.ask(CHAT, messages=[USER], tools=[tool("b"), broken])
-        assert answer.json()["error"]["param"] == "tools.1.function.parameters.type"
+        error = answer.json()["error"]
+        assert error["param"] == "tools.1.function.parameters.type"
+        assert error["message"] == f"{error['param']} must be one of object."
 
     served(tmp_path, FORMS, asking)

@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from radixserve.server.page import WEB
+from tests.server.asking import error_of
 
 PAGES = {"/": "index.html", "/cache": "cache.html"}
 
@@ -36,6 +37,13 @@ def test_all_that_the_pages_load_is_there(client: TestClient):
 @pytest.mark.parametrize("path", ["/web/", "/web/nothing", "/web/../app.py", "/web/%2e%2e/app.py"])
 def test_nothing_else_is_given_away(client: TestClient, path: str):
     assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/web/style.css", "/web/cache", "/web/nothing"])
+def test_a_file_takes_no_other_method_and_says_which(client: TestClient, path: str):
+    answer = client.post(path)
+    assert answer.headers["allow"] == "GET, HEAD"
+    assert error_of(answer, 405)["message"] == "This URL takes GET, HEAD, not POST."
 
 
 def test_the_cache_tells_what_it_is_and_what_it_was_good_for(client: TestClient):
