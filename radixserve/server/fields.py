@@ -18,7 +18,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from radixserve.server.errors import invalid, wrong
-from radixserve.server.limits import Raws
+from radixserve.server.limits import Raws, is_null
 
 HEADER = "x-radixserve-ignored"
 CANONICAL = "x-radixserve-canonical"
@@ -113,24 +113,24 @@ def _unknown(raws: Raws, kind: type[msgspec.Struct], within: str = "") -> list[s
     """The paths of fields that ``kind``, or an object in one of its fields, does not have."""
     objects, paths = _objects(kind), []
     for name, raw in raws.items():
-        if bytes(raw) == b"null":
-            continue
         if name in objects:
-            inner = msgspec.json.decode(raw, type=Raws)
-            paths += _unknown(inner, objects[name], f"{within}{name}.")
-        elif name not in kind.__struct_encode_fields__:
+            inner = msgspec.json.decode(raw, type=Raws | None)
+            paths += _unknown(inner or {}, objects[name], f"{within}{name}.")
+        elif name not in kind.__struct_encode_fields__ and not is_null(raw):
             paths.append(within + name)
     return paths
 
 
 @cache
 def _objects(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """The fields of ``kind`` that hold objects with fields of their own."""
+    """The fields of ``kind`` that hold objects in which there can be unknown fields."""
     found = {}
     for field in msgspec.structs.fields(kind):
         options = get_args(field.type) if get_origin(field.type) is UnionType else (field.type,)
         for each in options:
-            if isinstance(each, type) and issubclass(each, msgspec.Struct):
+            if not (isinstance(each, type) and issubclass(each, msgspec.Struct)):
+                continue
+            if not each.__struct_config__.forbid_unknown_fields:
                 found[field.encode_name] = each
     return found
 
@@ -164,7 +164,7 @@ def canonical_header(forms: Sequence[str]) -> dict[str, str]:
 
 
 def _neutral(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
-    return len(bytes(raw)) <= LONGEST_NEUTRAL and msgspec.json.decode(raw) in neutral
+    return len(raw) <= LONGEST_NEUTRAL and msgspec.json.decode(raw) in neutral
 
 
 def _header_safe(name: str) -> str:

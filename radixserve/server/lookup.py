@@ -13,7 +13,7 @@ from radixserve.server import completions, conversation
 from radixserve.server.endpoint import Call
 from radixserve.server.errors import absent, invalid
 from radixserve.server.explained import Told
-from radixserve.server.limits import Raws, decode, read_body
+from radixserve.server.limits import Raws, decode, is_null, read_body
 from radixserve.server.messages.request import conversation_of
 from radixserve.server.messages.wire import MessagesRequest
 from radixserve.server.responses.reading import read as read_response
@@ -67,17 +67,18 @@ async def _read(call: Call, body: bytes) -> TextRequest:
         ApiError, RadixServeError: what the route whose body it is would refuse.
     """
     raws, _ = await decode(body, Raws, call.service.large_bodies)
+    sent = {name for name, raw in raws.items() if not is_null(raw)}
     id = f"lookup-{uuid.uuid4().hex}"
-    if "prompt" in raws:
+    if "prompt" in sent:
         fields = await call.parsed(body, CompletionRequest)
         prompted = await completions.prepared(call, fields, id)
         if len(prompted.requests) > 1:
             raise invalid("prompt", "Look up one prompt at a time")
         return prompted.requests[0]
-    if "input" in raws or "previous_response_id" in raws:
+    if "input" in sent or "previous_response_id" in sent:
         _, response = await read_response(call, await call.parsed(body, ResponsesRequest))
         return replace(response.request, id=id)
-    if "system" in raws or "anthropic-version" in call.headers:
+    if "system" in sent or "anthropic-version" in call.headers:
         message = await call.parsed(body, MessagesRequest)
         return (await conversation_of(call, message, id)).request
     chat = await call.parsed(body, ChatRequest)

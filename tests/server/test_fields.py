@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from radixserve.server import fields, limits
 from radixserve.server.wire import ChatRequest, CompletionRequest
 from tests.server.asking import USER, chat, complete, events, refused
 
@@ -70,6 +72,24 @@ def test_what_changes_nothing_is_listed(client: TestClient):
     assert stream.headers[HEADER] == "stream_options.include_obfuscation, user"
     assert events(stream)
     assert HEADER not in chat(client).headers
+
+
+def test_values_of_known_fields_are_not_copied_to_look_for_unknown_ones(monkeypatch):
+    looked = []
+
+    def watched(raw: msgspec.Raw) -> bool:
+        looked.append(len(raw))
+        return limits.is_null(raw)
+
+    monkeypatch.setattr(fields, "is_null", watched)
+    large = msgspec.Raw(b'"' + b"a" * 1000 + b'"')
+    raws = {
+        "messages": large,
+        "stream_options": msgspec.Raw(b"null"),
+        "temprature": msgspec.Raw(b"1"),
+    }
+    assert fields.triage(raws, ChatRequest) == ["temprature"]
+    assert looked == [1]
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server.asking import CHAT, COMPLETIONS, error_of
+from tests.server.asking import CHAT, COMPLETIONS, USER, error_of
 from tests.server.fake import FakeFrontend
 from tests.server.messages.asking import PATH as MESSAGES
 from tests.server.stack import Stack, cached, stack
@@ -112,6 +112,14 @@ def test_it_refuses_what_the_request_would_be_refused_for(
     told = client.post(LOOKUP, json=fields)
     assert asked.status_code == told.status_code >= 400
     assert error_of(asked, asked.status_code) == error_of(told, asked.status_code)
+
+
+@pytest.mark.parametrize("name", ["prompt", "input", "previous_response_id", "system"])
+def test_a_field_that_is_null_is_as_good_as_left_out(client: TestClient, name: str):
+    chat = {"messages": [{"role": "system", "content": "Be kind."}, *USER]}
+    told = client.post(LOOKUP, json=chat | {name: None})
+    assert told.status_code == 200, told.text
+    assert told.json() | {"id": 0} == client.post(LOOKUP, json=chat).json() | {"id": 0}
 
 
 def test_it_refuses_several_prompts_and_what_is_no_json(client: TestClient):
