@@ -100,12 +100,13 @@ async def _conversation(call: Call, fields: ResponsesRequest, question: Question
     if fields.truncation != "auto":
         return await tokenized(call, chat, question.id)
     # Whoever reads them takes marks out.
-    sent, tools = deepcopy((chat.messages, chat.tools))
+    sent, tools = await call.service.text_work(_copied, chat.messages, chat.tools)
     try:
         return await tokenized(call, chat, question.id)
     except ContextLengthError as error:
         for gone, messages in shorter(sent, error):
-            chat.messages, chat.tools = deepcopy((messages, tools))
+            copies = await call.service.text_work(_copied, messages, tools)
+            chat.messages, chat.tools = copies
             question.paths.clear()
             question.paths.update(moved(paths, gone))
             try:
@@ -113,6 +114,13 @@ async def _conversation(call: Call, fields: ResponsesRequest, question: Question
             except ContextLengthError as again:
                 error = again
         raise error
+
+
+def _copied(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """O(their size): it is for a thread."""
+    return deepcopy((messages, tools))
 
 
 def _named(conversation: Conversation, turn: str) -> Conversation:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from radixserve.errors import ContextLengthError
+from radixserve.server.responses import reading
 from radixserve.server.responses.truncation import moved, shorter
 from tests.server.asking import refused
 from tests.server.fake import FakeFrontend
@@ -70,6 +72,24 @@ def test_only_who_asks_for_it_is_cut_short(client: TestClient, frontend: FakeFro
     assert "are input (user, 500 characters)." in alone.json()["error"]["message"]
     # More messages than the context has tokens.
     assert ask(client, turns(200), truncation="auto").status_code == 200
+
+
+def test_the_copies_that_it_takes_hold_up_nobody(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    here = []
+
+    def watched(value: Any) -> Any:
+        try:
+            here.append(asyncio.get_running_loop())
+        except RuntimeError:
+            here.append(None)
+        return deepcopy(value)
+
+    monkeypatch.setattr(reading, "deepcopy", watched)
+    assert ask(client, turns(30), truncation="auto").status_code == 200
+    assert len(here) > 1
+    assert not any(here)
 
 
 def test_marks_stay_on_what_is_left(client: TestClient, frontend: FakeFrontend):
