@@ -75,8 +75,8 @@ class Prefixes:
         }
         self._shown: dict[tuple[str, str], PrefixObject] = {}
         """Those of them that have been computed."""
-        self._coming: Counter[tuple[str, str]] = Counter()
-        """Those that are being computed."""
+        self._coming: Counter[tuple[str, str, str]] = Counter()
+        """Those that are being computed, with what is made of them as a session."""
 
     def put(
         self, tenant: str, fields: PrewarmRequest, shown: PrefixObject
@@ -90,6 +90,11 @@ class Prefixes:
     def all(self) -> list[tuple[str, str, PrewarmRequest]]:
         """The tenant, the name, and what each is made of, also of what could not be computed."""
         return [(tenant, name, fields) for (tenant, name), fields in self._known.items()]
+
+    def wants(self, tenant: str, name: str, fields: PrewarmRequest) -> bool:
+        """Whether the tenant's one of that name computes the same as ``fields``, or will."""
+        coming = (tenant, name, _session(name, fields)) in self._coming
+        return coming or self.stands_for(tenant, name, fields)
 
     def stands_for(self, tenant: str, name: str, fields: PrewarmRequest) -> bool:
         """Whether the tenant's one of that name computes the same as ``fields``."""
@@ -123,20 +128,20 @@ class Prefixes:
                 self.remove(owner, name)
 
     @contextmanager
-    def room(self, tenant: str, name: str) -> Iterator[None]:
-        """Room for the tenant's one of that name, while it is computed.
+    def room(self, tenant: str, name: str, fields: PrewarmRequest) -> Iterator[None]:
+        """Room for the tenant's one of that name, while it is computed of ``fields``.
 
         Raises:
             ApiError: 400, the tenant has as many as it may.
         """
-        key = tenant, name
-        mine = {each for each in (*self._known, *self._coming) if each[0] == tenant}
-        if key not in mine and len(mine) >= MOST_OF_A_TENANT:
+        mine = {each[1] for each in (*self._known, *self._coming) if each[0] == tenant}
+        if name not in mine and len(mine) >= MOST_OF_A_TENANT:
             message = (
                 f"A tenant may have {MOST_OF_A_TENANT} named prefixes: let go of one with "
                 "DELETE /v1/cache/prefixes/NAME"
             )
             raise invalid(None, message, "too_many_prefixes")
+        key = tenant, name, _session(name, fields)
         self._coming[key] += 1
         try:
             yield
@@ -218,15 +223,15 @@ async def put_prefix(call: Call, prefix: str, fields: PrewarmRequest) -> PrefixO
     service, prefixes, tenant = call.service, _prefixes(call), call.tenant
     check_name(prefix)
     drafted(fields, call.headers, prefix_cache=service.frontend.card.prefix_cache)
-    with prefixes.room(tenant, prefix):
-        try:
+    try:
+        with prefixes.room(tenant, prefix, fields):
             work = _computed(service, call.visit, prefix, fields, call.headers)
             shown = await until_gone(call.receive, work)
             if service.tenants.named(tenant) is None:
                 raise forbidden("This key may not name prefixes any more.")
             before = prefixes.put(tenant, fields, shown)
-        finally:
-            _let_go(service, prefixes, tenant, prefix, fields)
+    finally:
+        _let_go(service, prefixes, tenant, prefix, fields)
     if before is not None:
         _let_go(service, prefixes, tenant, prefix, before)
     return shown
@@ -262,8 +267,8 @@ def _prefixes(call: Call) -> Prefixes:
 def _let_go(
     service: Service, prefixes: Prefixes, tenant: str, name: str, fields: PrewarmRequest
 ) -> None:
-    """What is made of ``fields`` goes before all else, unless the name stands for it."""
-    if not prefixes.stands_for(tenant, name, fields):
+    """What is made of ``fields`` goes before all else, unless the name stands for it or is to."""
+    if not prefixes.wants(tenant, name, fields):
         narrow = narrowed(fields.cache_salt, fields.extra_key)
         service.end_session_soon(tenant, narrow, _session(name, fields))
 

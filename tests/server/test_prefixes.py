@@ -173,6 +173,31 @@ def test_one_whose_client_hangs_up_keeps_nothing(tmp_path):
     asyncio.run(scenario())
 
 
+def test_who_hangs_up_lets_go_of_nothing_that_another_still_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ended: list[tuple[Any, ...]] = []
+
+    async def scenario() -> None:
+        async with computing(tmp_path) as server:
+            service = server.app.state.service
+            monkeypatch.setattr(service, "end_session_soon", lambda *each: ended.append(each))
+            server.model.hold()
+            gone, body = asyncio.Event(), {"messages": [SYSTEM]}
+            leaving = hand(server.app, f"{PATH}/kind", body, method="PUT", gone=gone)
+            staying = hand(server.app, f"{PATH}/kind", body, method="PUT")
+            tasks = [asyncio.create_task(each) for each in (leaving, staying)]
+            await server.steps(3)
+            gone.set()
+            await tasks[0]
+            server.model.free()
+            await tasks[1]
+            assert await named(server) == ["kind"]
+            assert ended == []
+
+    asyncio.run(scenario())
+
+
 def test_one_of_a_tenant_that_is_gone_meanwhile_is_not_there(tmp_path):
     path = people.write(tmp_path)
     tenants = Registry.from_file(path)
