@@ -64,7 +64,8 @@ async def tokenize(call: Call, fields: TokenizeRequest) -> TokenizeResponse:
         check_messages(fields.messages)
     if fields.tools is not None:
         check_tools(fields.tools)
-    taken_out(fields.messages or (), fields.tools)  # as a chat has them
+    _, foreign = taken_out(fields.messages or (), fields.tools)  # as a chat has them
+    call.visit.ignored += foreign
     owner = Owner(call.tenant, b"", leaves=False)
     service = call.service
     found, call.visit.canonical = await service.text_work(_tokenize, service, fields, owner)

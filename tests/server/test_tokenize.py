@@ -44,6 +44,13 @@ def test_fields_without_effect_are_listed(client: TestClient):
     assert tokenize(client, prompt="x", user="me").headers["x-radixserve-ignored"] == "user"
 
 
+def test_marks_of_another_api_are_listed_as_for_chats(client: TestClient):
+    messages = [USER[0] | {"cache_control": {"type": "ephemeral"}}]
+    told = tokenize(client, messages=messages)
+    assert told.headers["x-radixserve-ignored"] == "messages.cache_control"
+    assert told.json() == tokenize(client, messages=USER).json()
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
