@@ -222,7 +222,9 @@ async def put_prefix(call: Call, prefix: str, fields: PrewarmRequest) -> PrefixO
     """Compute what these chats begin with and keep it under a name, in place of what had it."""
     service, prefixes, tenant = call.service, _prefixes(call), call.tenant
     check_name(prefix)
-    drafted(fields, call.headers, prefix_cache=service.frontend.card.prefix_cache)
+    card = service.frontend.card
+    *_, foreign = drafted(fields, call.headers, prefix_cache=card.prefix_cache)
+    call.visit.ignored += foreign
     try:
         with prefixes.room(tenant, prefix, fields):
             work = _computed(service, call.visit, prefix, fields, call.headers)

@@ -38,8 +38,8 @@ class Beginning(Body, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
-    def chat(self, **more: Any) -> ChatRequest:
-        """The same as a chat, with ``more`` of its fields.
+    def chat(self, **more: Any) -> tuple[ChatRequest, list[str]]:
+        """The same as a chat, with ``more`` of its fields, and the names of marks without effect.
 
         Raises:
             ApiError: 400, there is nothing in it.
@@ -55,8 +55,8 @@ class Beginning(Body, kw_only=True):
             raise invalid("messages", "Send messages, tools or both: what chats begin with")
         if chat.messages:
             check_messages(chat.messages)
-        taken_out(chat.messages, chat.tools)
-        return chat
+        _, foreign = taken_out(chat.messages, chat.tools)
+        return chat, foreign
 
 
 class PrewarmRequest(Beginning, kw_only=True):
@@ -140,9 +140,9 @@ async def warmed(
 
 def drafted(
     fields: PrewarmRequest, headers: Headers, *, prefix_cache: bool = True
-) -> tuple[ChatRequest, TextRequest]:
+) -> tuple[ChatRequest, TextRequest, list[str]]:
     """``fields`` as a chat, and what the engine is asked, still without its prompt: as far as both
-    can be checked without the model.
+    can be checked without the model. Also the names of marks without effect, which are gone then.
 
     Args:
         prefix_cache: Whether the server has one.
@@ -150,7 +150,7 @@ def drafted(
     Raises:
         ApiError: 400, a field cannot be.
     """
-    chat = fields.chat(**{name: getattr(fields, name) for name in OF_CHATS})
+    chat, foreign = fields.chat(**{name: getattr(fields, name) for name in OF_CHATS})
     draft = text_request(
         chat,
         headers,
@@ -161,16 +161,19 @@ def drafted(
     )
     check_leaves(draft.cache, prefix_cache=prefix_cache)
     if fields.ttl is None:
-        return chat, draft
+        return chat, draft, foreign
     marks = (Mark(None, seconds_of(fields.ttl, "ttl")),)
-    return chat, replace(draft, keeping=replace(draft.keeping or Keeping(), marks=marks))
+    draft = replace(draft, keeping=replace(draft.keeping or Keeping(), marks=marks))
+    return chat, draft, foreign
 
 
 async def _asked(
     service: Service, visit: Visit, fields: PrewarmRequest, headers: Headers
 ) -> TextRequest:
     """What the engine is asked, which generates nothing."""
-    chat, draft = drafted(fields, headers, prefix_cache=service.frontend.card.prefix_cache)
+    prefix_cache = service.frontend.card.prefix_cache
+    chat, draft, foreign = drafted(fields, headers, prefix_cache=prefix_cache)
+    visit.ignored += foreign
     service.check_load()
     tokens = await in_common(service, visit, chat, owner_of(visit.tenant.name, draft))
     if not tokens:

@@ -95,6 +95,30 @@ def test_a_prewarming_that_cannot_be_is_refused_as_a_chat_is(tmp_path, body: Any
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/cache/prewarm"),
+        ("PUT", "/v1/cache/prefixes/kind"),
+        ("PUT", "/v1/cache/public/kind"),
+    ],
+)
+def test_marks_of_another_api_are_listed_as_for_chats(tmp_path, method: str, path: str):
+    async def scenario() -> None:
+        async with stack(tmp_path, page_size=4) as server:
+            marked = {
+                "role": "system",
+                "content": "Be kind to all who ask.",
+                "cache_control": {"type": "ephemeral"},
+            }
+            answer = await server.client.request(method, path, json={"messages": [marked]})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-radixserve-ignored"] == "messages.cache_control"
+            await server.settle()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("mode", ["off", "read-only", "no-store"])
 def test_a_prewarming_that_would_keep_nothing_is_refused(
     client: TestClient, frontend: FakeFrontend, mode: str

@@ -50,7 +50,8 @@ async def declare_prefix(
     if not card.prefix_cache:
         message = "Nothing can be shared: this server was started with --no-prefix-cache"
         raise invalid(None, message, "unsupported_feature")
-    chat = fields.chat()
+    chat, foreign = fields.chat()
+    call.visit.ignored += foreign
     tokens = await in_common(call.service, call.visit, chat, None, page_size=card.page_size)
     if not tokens:
         message = (
