@@ -23,7 +23,7 @@ from radixserve.server.batches.worker import keep_batches, working
 from radixserve.server.chat import chat_completions
 from radixserve.server.completions import completions
 from radixserve.server.embeddings import embeddings
-from radixserve.server.endpoint import Endpoint
+from radixserve.server.endpoint import Call, Endpoint
 from radixserve.server.errors import AnswerError, ApiError, CatchAll, answer_with_error
 from radixserve.server.generate import generate
 from radixserve.server.lookup import cache_request, lookup
@@ -53,11 +53,12 @@ def _on(
     need: Need,
     *,
     limited: bool = False,
+    first: Callable[[Call], object] | None = None,
 ) -> Route:
     """A route for those who have ``need``; one that is ``limited`` costs something, and counts
-    against the limits of tenants."""
+    against the limits of tenants. ``first`` is to hold whatever the body says."""
     method, path = operation.split()
-    return Route(path, Endpoint(function, need, limited=limited), methods=[method])
+    return Route(path, Endpoint(function, need, limited=limited, first=first), methods=[method])
 
 
 OPEN: list[BaseRoute] = [
@@ -96,7 +97,7 @@ TENANTS: list[BaseRoute] = [
     _on("GET /v1/files/{id}", files.get_file, "batches"),
     _on("DELETE /v1/files/{id}", files.delete_file, "batches"),
     _on("GET /v1/files/{id}/content", files.get_content, "batches"),
-    _on("POST /v1/batches", batches.create_batch, "batches"),
+    _on("POST /v1/batches", batches.create_batch, "batches", first=files.store_of),
     _on("GET /v1/batches", batches.list_batches, "batches"),
     _on("GET /v1/batches/{id}", batches.get_batch, "batches"),
     _on("POST /v1/batches/{id}/cancel", batches.cancel_batch, "batches"),

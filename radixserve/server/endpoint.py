@@ -84,19 +84,27 @@ class Endpoint:
 
     Args:
         limited: Whether a request costs something, and counts against the tenant's limits.
+        first: What is to hold whatever the body says; it raises if it does not.
     """
 
     def __init__(
-        self, function: Callable[..., Awaitable[Any]], need: Need, *, limited: bool = False
+        self,
+        function: Callable[..., Awaitable[Any]],
+        need: Need,
+        *,
+        limited: bool = False,
+        first: Callable[[Call], object] | None = None,
     ):
         hints = get_type_hints(function)
-        self.function, self._need, self.limited = function, need, limited
+        self.function, self._need, self.limited, self._first = function, need, limited, first
         self.takes: type[Body] | None = hints.get("fields")
         self.gives: object = hints["return"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, send)
         call.visit.enter(self._need, limited=self.limited)
+        if self._first is not None:
+            self._first(call)
         given = dict(call.path_params)
         if self.takes is not None:
             given["fields"] = await call.read(self.takes)

@@ -346,6 +346,7 @@ def test_without_a_directory_there_are_no_files_and_one_that_cannot_be_is_named(
     with TestClient(create_app(FakeFrontend())) as client:
         error = error_of(client.get("/v1/files"), 501)
         assert "--files-dir" in error["message"]
+        assert error_of(client.post("/v1/batches", json={"endpoint": 5}), 501) == error
     taken = tmp_path / "file"
     taken.touch()
     with pytest.raises(ConfigError, match="Cannot keep files"):
