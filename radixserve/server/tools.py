@@ -42,7 +42,7 @@ class Arguments(msgspec.Struct):
     """The outside of a schema of arguments; its inside is the template's to show."""
 
     type: Literal["object"] = "object"
-    properties: dict[str, dict[str, Any] | bool] = {}
+    properties: dict[str, Any] = {}
     required: list[str] = []
 
 
@@ -100,16 +100,24 @@ def _check_tool(path: str, tool: dict[str, Any]) -> str:
         message = f"{path}.type must be 'function': there are no other tools here"
         raise invalid(f"{path}.type", message)
     try:
-        name = converted(tool, Tool, path).function.name
+        function = converted(tool, Tool, path).function
+        _check_properties(f"{path}.function.parameters.properties", function)
     except ApiError as error:
         if f"{path}.function.parameters." in (error.param or ""):
             error.code = "invalid_json_schema"
         raise
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(function.name):
         raise wrong(
             f"{path}.function.name", "must have 1 to 128 letters, digits, or any of _ . : -"
         )
-    return name
+    return function.name
+
+
+def _check_properties(path: str, function: Function) -> None:
+    """Here and not in ``Arguments``, whose errors would not say which of them it is."""
+    for name, schema in function.parameters.properties.items() if function.parameters else ():
+        if not isinstance(schema, dict | bool):
+            raise wrong(f"{path}.{name}", "must be a schema, which is an object or a boolean")
 
 
 def _choice(choice: str | dict[str, Any] | None, names: set[str]) -> ToolChoice:

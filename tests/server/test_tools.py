@@ -170,8 +170,8 @@ def function(**fields: Any) -> dict[str, Any]:
             "invalid_json_schema",
         ),
         (
-            [function(parameters={"properties": {"a": 1}})],
-            "tools.0.function.parameters.properties",
+            [function(parameters={"properties": {"b": {}, "a": 1}})],
+            "tools.0.function.parameters.properties.a",
             "invalid_json_schema",
         ),
         (
