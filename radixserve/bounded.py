@@ -49,4 +49,7 @@ def _bound(seconds: float, memory: int) -> None:
     with contextlib.suppress(OSError):  # where there is no /proc, time alone is bounded
         with open("/proc/self/statm", encoding="ascii") as statm:
             size = int(statm.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + memory, size + memory))
+        most, (_, hard) = size + memory, resource.getrlimit(resource.RLIMIT_AS)
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)  # which nobody may raise
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -12,8 +12,8 @@ from radixserve.cache.clock import StepClock
 from radixserve.cache.node import Node, Tokens
 from radixserve.tokens import TOKEN_BYTES
 
-FEWEST, MOST = 2**10, 2**18
-"""Places, which take 16 bytes each."""
+FEWEST, MOST = 2**10, 2**19
+"""Places, which take 16 bytes each. An eviction takes two."""
 
 
 class Eviction(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -41,7 +41,7 @@ class Ghosts:
 
     def __init__(self, pages: int, clock: StepClock):
         self._clock = clock
-        places = min(max(FEWEST, 1 << pages.bit_length()), MOST)
+        places = min(max(FEWEST, 2 << pages.bit_length()), MOST)
         self._mask = places - 1
         self._hashes = array("Q", bytes(8 * places))
         self._times = array("d", bytes(8 * places))

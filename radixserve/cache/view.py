@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter, deque
 from collections.abc import Sequence
 from heapq import nlargest
@@ -10,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
+import xxhash
 from msgspec.structs import replace
 
 from radixserve.cache.node import Node, Root
@@ -22,14 +24,17 @@ HEAD = 48
 """Tokens of an edge that are told."""
 LOOKED_AT = 4
 """Of a node's children so many times more are looked at than may be shown: some have millions."""
+SECRET = secrets.randbits(64)
+EXACT = 2**52 - 1
+"""Whole numbers that JavaScript keeps exact."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """An edge of the tree, and the point at its end."""
 
     id: int
-    """Its first page. A tenant is told its place among these nodes: pages would tell how many
-    others take."""
+    """Its first page, by which it is known as long as it is there. A tenant is told another number
+    for that: pages would tell how many others take."""
     above: int | None
     """The node that it hangs from; None at the top, and where that is not shown."""
     start: int
@@ -91,14 +96,23 @@ def view(cache: PrefixCache, limit: int, tenant: str | None = None) -> TreeView:
         total = cache.tree.nodes - len(cache.tree.all_roots())
         return TreeView(nodes=nodes, total=total)
     ages = {idle: place for place, idle in enumerate(sorted({node.idle for node in nodes}))}
-    ids: dict[int | None, int] = {node.id: place for place, node in enumerate(nodes)}
     return TreeView(
         nodes=[
-            replace(node, id=ids[node.id], above=ids.get(node.above), idle=ages[node.idle])
+            replace(
+                node,
+                id=_disguised(node.id),
+                above=None if node.above is None else _disguised(node.above),
+                idle=ages[node.idle],
+            )
             for node in nodes
         ],
         total=None,
     )
+
+
+def _disguised(page: int) -> int:
+    """A number for it as long as this process runs, which says nothing of it."""
+    return xxhash.xxh3_64_intdigest(page.to_bytes(8), seed=SECRET) & EXACT
 
 
 def _tops(cache: PrefixCache, tenant: str | None) -> list[Root]:

@@ -42,7 +42,7 @@ Guess = Literal[
     "text",
 ]
 """``list_order``: entries of a list in a tool's schema. ``json_format``: the same JSON with other
-escapes, numbers or spaces. ``unicode_form``: text that looks the same, of other characters.
+escapes or numbers. ``unicode_form``: text that looks the same, of other characters.
 ``unwrapped``: the earlier text holds the later one and more around it. ``history_summarized``: one
 message in place of several. ``fields``: other fields, or values that are no text. ``template``: the
 bodies say the same, and were rendered differently. ``text``: none of all these."""
@@ -152,8 +152,13 @@ def _turned(earlier: Any, later: Any, path: Path) -> Spot | None:
     order; None if there is none. ``path`` begins with the name of the tools' field."""
     for depth in range(2, len(path)):
         ours, theirs = (value_at(each, path[1:depth]) for each in (earlier, later))
-        if _sorted(ours) == _sorted(theirs) is not None:
-            place = next(each for each, one in enumerate(ours) if not same(one, theirs[each]))
+        written, others = _encoded(ours), _encoded(theirs)
+        if sorted(written) != sorted(others):
+            continue
+        # As text, in which True is not 1, and keys have an order.
+        pairs = enumerate(zip(written, others, strict=True))
+        place = next((each for each, (mine, yours) in pairs if mine != yours), None)
+        if place is not None:
             one, other = ours[place], theirs[place]
             texts = isinstance(one, str) and isinstance(other, str)
             character = common_length(one, other) if texts else 0
@@ -161,11 +166,12 @@ def _turned(earlier: Any, later: Any, path: Path) -> Spot | None:
     return None
 
 
-def _sorted(values: Any) -> list[bytes] | None:
+def _encoded(values: Any) -> list[bytes]:
+    """The entries of a list; of what is none, or cannot be written, nothing."""
     try:
-        return sorted(map(msgspec.json.encode, values)) if isinstance(values, list) else None
+        return list(map(msgspec.json.encode, values)) if isinstance(values, list) else []
     except (RecursionError, UnicodeEncodeError):
-        return None
+        return []
 
 
 def _moved(

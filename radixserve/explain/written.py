@@ -28,7 +28,7 @@ UNSEEN = "Cf"
 
 def same_json(earlier: str, later: str, at: int) -> Literal["key_order", "json_format"] | None:
     """Whether both texts hold, around ``at``, the same object: with its keys in another order, or
-    with other numbers, escapes or spaces. O(window · objects)."""
+    with other numbers or escapes. O(window · objects)."""
     decoder = json.JSONDecoder(parse_int=_number)
     start = at + 1
     for _ in range(OBJECTS):

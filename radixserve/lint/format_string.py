@@ -28,25 +28,37 @@ class Formatted:
 
     line: int = 1
     """Where it begins in its file."""
-    jinja: str = ""
     fields: dict[str, str] = field(default_factory=dict)
     """As they are written, braces included, by their names in Jinja."""
     expressions: dict[str, str] = field(default_factory=dict)
     """What is in them."""
+    _parts: list[str] = field(default_factory=list)
+    """Of the Jinja."""
+    _names: dict[str, str] = field(default_factory=dict)
+    """In Jinja, of fields as they are written."""
+    _numbers: dict[str, int] = field(default_factory=dict)
+    """Behind the last name with the same beginning."""
+
+    @property
+    def jinja(self) -> str:
+        """O(length)."""
+        return "".join(self._parts)
 
     def text(self, text: str) -> None:
         """Append what is the same in every prompt."""
-        self.jinja += text.translate(BRACES)
+        self._parts.append(text.translate(BRACES))
 
     def value(self, expression: str, written: str) -> None:
         """Append a field."""
-        name = stem = "_".join(WORD.findall(expression)) or "field"
-        number = 1
-        while self.fields.get(name, written) != written:
-            number += 1
-            name = f"{stem}_{number}"
-        self.fields[name], self.expressions[name] = written, expression
-        self.jinja += f"{{{{ {name} }}}}"
+        name = self._names.get(written)
+        if name is None:
+            name = stem = "_".join(WORD.findall(expression)) or "field"
+            while name in self.fields:
+                number = self._numbers[stem] = self._numbers.get(stem, 1) + 1
+                name = f"{stem}_{number}"
+            self._names[written] = name
+            self.fields[name], self.expressions[name] = written, expression
+        self._parts.append(f"{{{{ {name} }}}}")
 
     def report(self, found: TemplateReport) -> TemplateReport:
         """What was ``found`` of the Jinja, in the words of the string."""
@@ -81,12 +93,14 @@ def of_program(source: str) -> Iterator[Formatted]:
     """The f-strings and format strings of a Python program that are long enough to be prompts.
 
     Raises:
-        ValueError: it is no Python.
+        ValueError: it is no Python, or nested too deeply.
     """
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError as error:
         raise ValueError(f"line {error.lineno}: {error.msg}") from error
+    except (RecursionError, MemoryError) as error:  # either, by the depth at which it gives up
+        raise ValueError("it is nested too deeply") from error
     inside = {id(each) for node in nodes if isinstance(node, ast.JoinedStr) for each in node.values}
     for node in nodes:
         if isinstance(node, ast.JoinedStr):

@@ -147,7 +147,7 @@ def _body(value: Any) -> Body:
     """The request that ``value`` is or holds, and what around it belongs to its prompt."""
     around: Body = {}
     for _ in range(DEPTH):
-        if isinstance(value, str):
+        if _is_quoted(value):
             value = msgspec.json.decode(value)
         if not isinstance(value, dict):
             raise ValueError("no request: it is no object")
@@ -157,6 +157,9 @@ def _body(value: Any) -> Body:
         for each in (*map(value.get, SETTINGS), value):
             if isinstance(each, dict):
                 around |= {name: each[name] for name in KEPT if each.get(name)}
+        text = value.get("inputs")
+        if isinstance(text, str) and not _is_quoted(text) and not value.keys() & {*PROMPTS}:
+            value["prompt"] = text  # as text-generation servers take it
         inner = next((value[name] for name in WRAPPERS if _wraps(name, value.get(name))), None)
         if inner is None or any(isinstance(value.get(name), str | list) for name in PROMPTS):
             return around | value
@@ -166,7 +169,13 @@ def _body(value: Any) -> Body:
 
 def _wraps(name: str, value: Any) -> bool:
     """Whether a request may be inside."""
-    return bool(value) and isinstance(value, dict if name in PROMPTS else dict | str)
+    quoted = name not in PROMPTS and _is_quoted(value)
+    return quoted or (isinstance(value, dict) and bool(value))
+
+
+def _is_quoted(value: Any) -> bool:
+    """Whether it is an object as text."""
+    return isinstance(value, str) and value.lstrip()[:1] == "{"
 
 
 def _unquoted(value: Any) -> Any:

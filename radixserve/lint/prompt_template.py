@@ -22,6 +22,8 @@ MARKS = (":", ">")
 """What a label ends with."""
 JOINTS = " \t\r\n,.;:-"
 """What joins a value with a text behind it."""
+SENTENCE = re.compile(r"\w.*[.!?]\s*\Z", re.DOTALL)
+"""A text that says something on its own, unlike a mark or the head of a table."""
 ENDS = re.compile(r"(?:[.!?]\s+|\n)\Z")
 """What a piece may end with, in front of another one."""
 LINES_END = re.compile(r"(?:[.!?]\s+|\n)\{%[-+]?\s*end\w+\s*[-+]?%\}\Z")
@@ -168,9 +170,11 @@ def _pieces(source: str) -> Iterator[Piece]:
     held, began, depth, tag = "", 1, 0, ""
     for line, kind, value in ENVIRONMENT.lex(source):
         if kind == "data" and depth == 0:
+            at, here = 0, line
             for found in filter(lambda each: each[0], PIECE.finditer(value)):
                 if not held:
-                    began = line + value.count("\n", 0, found.start())
+                    here += value.count("\n", at, found.start())
+                    at, began = found.start(), here
                 held += found[0]
                 if ENDS.search(held[-TAG:]):
                     yield Piece(held, began)
@@ -200,8 +204,12 @@ def _step(tag: str) -> int:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Labels with what they name, and short texts with what stands before them."""
-    found: list[Piece] = []
+    """Labels with what they name, and short texts with what stands before them, but for sentences
+    behind a value, which may change less often."""
+    found: list[list[Piece]] = []
+    """Those that are one."""
+    varying = 0
+    """The last of them that is more than text."""
     label: Piece | None = None
     for piece in pieces:
         if label is not None:
@@ -209,13 +217,15 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
         short = len(piece.source.strip()) < SHORT and "{" not in piece.source
         if short and piece.source.rstrip().endswith(MARKS):
             label = piece
-        elif short and found:
-            found[-1].source += piece.source
+        elif short and found and not (varying == len(found) and SENTENCE.search(piece.source)):
+            found[-1].append(piece)
         else:
-            found.append(piece)
+            found.append([piece])
+            varying = len(found) if "{" in piece.source else varying
     if label is not None and found:
-        found[-1].source += label.source
-    return found or pieces
+        # A mark for the answer, which goes behind what is asked.
+        found[varying - 1].append(label)
+    return [Piece("".join(p.source for p in each), each[0].line) for each in found] or pieces
 
 
 def _reordered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter, time
@@ -21,6 +22,8 @@ from radixserve.explain.pace import PrefillPace
 from radixserve.explain.reason import FEW, Explanation, Found, Part, Reason, explain
 from radixserve.explain.trail import Alike, Record, Trail, common_tokens
 from radixserve.tokens import TOKEN_BYTES, count, unpack
+
+log = logging.getLogger(__name__)
 
 BEFORE, BEHIND = 64, 48
 """Tokens around a place, whose text says which part of the body it is in."""
@@ -76,6 +79,15 @@ class Comparison(msgspec.Struct, frozen=True):
     place: Divergence | None = None
 
 
+@contextmanager
+def harmless() -> Iterator[None]:
+    """What goes wrong in here is logged, and is no explanation: no answer fails for it."""
+    try:
+        yield
+    except Exception:
+        log.exception("cannot explain a prompt")
+
+
 class Explainer:
     """Keeps what was asked, and says why a prompt was not in the cache. Belongs to one event loop.
 
@@ -100,9 +112,13 @@ class Explainer:
 
     def place(self, later: Record, earlier: Record, common: int) -> Divergence | None:
         """Where ``later`` parts from ``earlier``, with which it has ``common`` tokens in common;
-        None where that cannot be known, since one has no body. O(bytes of both)."""
-        if not later.body or not earlier.body:
-            return None
+        None where that cannot be known, as where one has no body. O(bytes of both)."""
+        if later.body and earlier.body:
+            with harmless():
+                return self._place(later, earlier, common)
+        return None
+
+    def _place(self, later: Record, earlier: Record, common: int) -> Divergence | None:
         ours, theirs = decoded(earlier.body), decoded(later.body)
         answer = None
         if common >= earlier.length and earlier.answer:

@@ -8,7 +8,7 @@ from time import perf_counter
 from radixserve.engine.frontend import TextDelta, TextRequest
 from radixserve.explain.reason import FEW, Explanation, explain
 from radixserve.explain.trail import Record, State
-from radixserve.server.explained import Comparison, Explainer
+from radixserve.server.explained import Comparison, Explainer, harmless
 from radixserve.tokens import pack
 
 LARGE = 2**15
@@ -38,6 +38,7 @@ class Step:
         self._waited: float | None = None
         self._tokens: list[int] = []
         """Of the first answer."""
+        self._looked = False
         self.comparison: Comparison | None = None
         with explainer.measured():
             self.record = explainer.record(request)
@@ -55,7 +56,7 @@ class Step:
 
     @property
     def explanation(self) -> Explanation | None:
-        """Known from the first news on."""
+        """Known from the first news on, unless something went wrong."""
         return self.record.explanation
 
     def saved_ms(self, tokens: int) -> float | None:
@@ -71,11 +72,12 @@ class Step:
         self._tokens += delta.tokens
         if delta.end is not None:
             self._tokens.append(delta.end)
-        if self.record.explanation is not None:
+        if self._looked:
             return False
+        self._looked = True
 
         def look() -> None:
-            with self._explainer.measured():
+            with self._explainer.measured(), harmless():
                 self._look(delta)
 
         if self._large and self._reads:
@@ -92,7 +94,7 @@ class Step:
                 trail.remove(self.record)
                 return
             state: State = "failed" if failed else "aborted"
-            if self.explanation is not None:
+            if self._looked:
                 state = "done"  # the prompt was computed, whatever came then
             # Of the last token nothing is computed, and so nothing is cached.
             answer = pack(self._tokens[:-1])

@@ -92,6 +92,18 @@ def test_what_is_public_says_nothing():
     lease.release()
 
 
+def test_most_of_as_many_evictions_as_there_are_pages_are_known():
+    count = 2 * FEWEST
+    cache = PrefixCache(count + 1, PAGE)
+    prompts = [range(PAGE * number, PAGE * (number + 1)) for number in range(count)]
+    for prompt in prompts:
+        serve(cache, prompt)
+    for _ in prompts:
+        assert cache.evict(1) == 1
+    known = [cache.missed(pack(prompt), 0, "") is not None for prompt in prompts]
+    assert sum(known) > 0.7 * count
+
+
 def test_the_memory_is_bounded_and_what_is_new_takes_the_place_of_what_is_old():
     cache = PrefixCache(11, PAGE)
     ghosts = cache.allocator.ghosts

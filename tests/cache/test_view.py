@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from radixserve.cache.prefix_cache import PrefixCache
-from radixserve.cache.view import HEAD, NodeView, view
+from radixserve.cache.view import EXACT, HEAD, NodeView, view
 from radixserve.tokens import pack, unpack
 from tests.cache.serving import idle, prefill, serve, serve_as
 
@@ -101,7 +103,25 @@ def test_ids_tell_a_tenant_nothing_of_the_pages_that_others_take() -> None:
         for tail in (20, 30):
             serve_as(cache, "a", [*COMMON, *range(tail, tail + 4)])
         shown.append(view(cache, 10, "a"))
-    assert shown[0] == shown[1]
+        pages = {node.id for node in view(cache, 10).nodes}
+        assert not pages & {node.id for node in shown[-1].nodes}
+    bare = [[replace(node, id=0, above=None) for node in each.nodes] for each in shown]
+    assert bare[0] == bare[1]
     trunk, *tails = shown[0].nodes
     assert [node.above for node in (trunk, *tails)] == [None, trunk.id, trunk.id]
     assert len({node.id for node in (trunk, *tails)}) == 3
+
+
+def test_a_tenant_knows_a_node_again_whatever_is_used_in_between():
+    cache = PrefixCache(64, 4)
+    for first in (20, 30):
+        cache.end_step(cache.begin_step())
+        serve_as(cache, "a", range(first, first + 8))
+    before = view(cache, 10, "a").nodes
+    cache.end_step(cache.begin_step())
+    serve_as(cache, "b", range(40, 48))
+    serve_as(cache, "a", range(20, 28))
+    after = view(cache, 10, "a").nodes
+    assert [node.head for node in after] == [node.head for node in before][::-1]
+    assert {node.head: node.id for node in after} == {node.head: node.id for node in before}
+    assert all(node.id <= EXACT for node in after)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radixserve.lint.check import Checker
-from radixserve.lint.format_string import of_format_string, of_program
+from radixserve.lint.format_string import NAMED, of_format_string, of_program
 from radixserve.lint.report import Report
 
 RULES = "Be kind and brief to whoever asks, whatever it may be that they want to know.\n" * 10
@@ -113,10 +113,25 @@ def test_formats_of_fields_may_have_fields():
     assert found.fields == {"a": "{a:>{width}}"}
 
 
+def test_fields_with_the_same_words_have_names_of_their_own():
+    fields = [f"{{a!{kind}}}" for kind in "rsa"] + ["{a_2}", "{a}", "{a!s}"]
+    found = of_format_string(" ".join(fields))
+    assert found is not None
+    assert list(found.fields.values()) == fields[:5]
+    assert NAMED.sub(lambda each: found.fields[each[1]], found.jinja) == " ".join(fields)
+
+
+def test_many_fields_cost_what_their_number_costs():
+    found = of_format_string("".join(f"{{a:{width}}}" for width in range(50_000)))
+    assert found is not None
+    assert len(found.fields) == 50_000
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
         ("def broken(:\n", "line 1: "),
+        ("x = " + "-" * 100_000 + "1", "nested too deeply"),
         ("print(1)\n", "no string of 200 characters in it has fields"),
     ],
 )

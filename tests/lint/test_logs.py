@@ -112,6 +112,14 @@ def test_a_prompt_that_is_json_stays_a_text(tmp_path: Path):
     assert [each.body["prompt"] for each in found] == prompts
 
 
+@pytest.mark.parametrize("text", ["Once upon", "[INST] Hi [/INST]"])
+def test_the_text_of_a_text_generation_server_is_a_prompt(tmp_path: Path, text: str):
+    line = {"inputs": text, "parameters": {"max_new_tokens": 3}}
+    [found], faults = requests(write(tmp_path / "log.jsonl", [line]))
+    assert [(part.pointer, part.text) for part in found.parts] == [("/prompt", text)]
+    assert faults.count == 0
+
+
 def test_anthropics_system_prompt_and_tools_stand_in_front(tmp_path: Path):
     body = {
         "system": [{"type": "text", "text": "Be kind."}],
@@ -139,6 +147,9 @@ def test_anthropics_system_prompt_and_tools_stand_in_front(tmp_path: Path):
         ),
         (b'{"messages": [{"role": "user"}], "system": true}', "system must be a text or a list"),
         (b"3", "it is no object"),
+        (b'"text"', "it is no object"),
+        (b'{"request": "text"}', "neither messages nor prompt nor input"),
+        (b'{"inputs": ["text"]}', "neither messages nor prompt nor input"),
         (b"{}", "neither messages nor prompt nor input"),
         (b'{"response": {"status_code": 200}}', "neither messages nor prompt nor input"),
         (b'{"body": {"body": {"body": {"body": {"messages": []}}}}}', "neither messages nor"),

@@ -218,10 +218,20 @@ def test_what_defines_names_stays_in_front_of_their_use():
         "{{ x }}a" * 20_000,
         "{{ now }}\n{{ doc }}\n" * 5_000,
         "".join(f"{{{{ now }}}}\n{{{{ doc_{n} }}}}\n" for n in range(5_000)),
+        "{{ now }}\n" + "Be kind.\n" * 50_000,
+        "{{ now }}\n" + f"{'Be kind ' * 6}\n" * 20_000,
         "{% set n = namespace() %}" + "".join(f"{{% set n.x = a{n} %}}" for n in range(5_000)),
         "{{ 9 ** (9 ** 9) }} {{ 'x' * 10 ** 11 }} {{ 'x' | center(10 ** 11) }}",
     ],
-    ids=["one line", "many lines", "many names", "a name that grows", "constants"],
+    ids=[
+        "one line",
+        "many lines",
+        "many names",
+        "short texts",
+        "texts",
+        "a name that grows",
+        "constants",
+    ],
 )
 def test_hostile_templates_cost_what_their_size_costs(source: str):
     began = perf_counter()
@@ -247,6 +257,22 @@ def test_a_mark_for_the_answer_stays_behind_the_question():
     report = of_prompt(f"It is {{{{ now }}}}.\n{RULES}Q: {{{{ question }}}}\nA:")
     assert report.suggestion is not None
     assert report.suggestion.endswith("Q: {{ question }}\nA:\n")
+
+
+def test_a_short_sentence_does_not_go_with_the_value_before_it():
+    report = of_prompt(
+        f"Question: {{{{ question }}}}\nYou are a helpful assistant. {SENTENCE}.\nBe brief.\nA:"
+    )
+    assert report.suggestion == (
+        f"You are a helpful assistant. {SENTENCE}.\nBe brief.\nQuestion: {{{{ question }}}}\nA:\n"
+    )
+    again = of_prompt(report.suggestion)
+    assert (again.moved, again.share) == ([], 1.0)
+
+
+def test_places_are_told_by_their_lines():
+    report = of_prompt("Be kind.\n\n{{ now }}\n\n" + RULES + "\n{{ user_name }} asks.\n" + RULES)
+    assert [moved.line for moved in report.moved] == [3, 16]
 
 
 def test_a_user_stands_behind_what_is_for_all_and_before_what_is_asked():

@@ -18,6 +18,28 @@ from tests.server.fake import FakeFrontend
 from tests.server.stack import Stack, cached
 
 
+@pytest.mark.parametrize("broken", ["explained.diverge", "step.explain"])
+def test_what_cannot_be_explained_is_answered_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+):
+    def fail(*_: object, **__: object) -> None:
+        raise StopIteration
+
+    async def scenario(server: Stack) -> None:
+        first = await chat(server, talk())
+        monkeypatch.setattr(f"radixserve.server.{broken}", fail)
+        second = await chat(server, talk(SYSTEM, "Where is one?"), explain=True)
+        assert (first.status_code, second.status_code) == (200, 200)
+        told = await server.client.get(f"/v1/cache/requests/{second.json()['id']}")
+        if broken == "explained.diverge":
+            assert (told.json()["reason"], told.json()["diverged"]) == ("diverged", None)
+        else:
+            assert told.status_code == 404
+        assert "cannot explain a prompt" in caplog.text
+
+    run(tmp_path, scenario)
+
+
 def test_one_token_that_changed_is_found(tmp_path: Path):
     async def scenario(server: Stack) -> None:
         prompt = list(range(20, 80))
