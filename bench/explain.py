@@ -7,8 +7,8 @@ Each pair of requests is one that should have shared a prompt: with another cloc
 of tools, of keys or of documents, other blanks, another setting of the template, another salt, or
 evicted meanwhile. The server is started with a chat template that lists tools, and with room for
 few tokens. Right is an explanation that has the reason and, where the two part, the very place in
-the body and what it looks like. The cost is the time that the server says it spent on explaining,
-by that of the whole run.
+the body and what it looks like. The cost is the processor time that the server says it spent on
+explaining, by the time of the whole run.
 """
 
 from __future__ import annotations

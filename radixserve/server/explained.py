@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter, time
+from time import thread_time, time
 from typing import Any
 
 import msgspec
@@ -100,15 +100,16 @@ class Explainer:
         self.trail = Trail(tenants)
         self.pace = PrefillPace()
         self.seconds = 0.0
-        """Spent on explaining on the event loop and on threads."""
+        """Of a processor, spent on explaining on the event loop and on threads: not those that the
+        model's threads had it meanwhile."""
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        began = perf_counter()
+        began = thread_time()
         try:
             yield
         finally:
-            self.seconds += perf_counter() - began
+            self.seconds += thread_time() - began
 
     def place(self, later: Record, earlier: Record, common: int) -> Divergence | None:
         """Where ``later`` parts from ``earlier``, with which it has ``common`` tokens in common;
@@ -204,7 +205,8 @@ class Explainer:
         explanation = record.explanation
         if explanation is None:
             return None
-        return self._told(record, explanation, created=record.began)
+        with self.measured():
+            return self._told(record, explanation, created=record.began)
 
     def lookup(self, request: TextRequest, looked: Looked) -> Callable[[bytes], Told]:
         """What would become of ``request``, which is only looked up: to be called with its body, on
@@ -217,10 +219,11 @@ class Explainer:
         left = found.prompt - found.cached + (self._frontend.stats().pending_tokens or 0)
 
         def told(body: bytes) -> Told:
-            record.body = Bodies().keep(body)
-            alike, like = self.like(record, nearest, found.cached)
-            explanation = explain(found, alike, wiped, like=like)
-            return self._told(record, explanation, expected_ttft_ms=self.milliseconds(left))
+            with self.measured():
+                record.body = Bodies().keep(body)
+                alike, like = self.like(record, nearest, found.cached)
+                explanation = explain(found, alike, wiped, like=like)
+                return self._told(record, explanation, expected_ttft_ms=self.milliseconds(left))
 
         return told
 

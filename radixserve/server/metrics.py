@@ -157,7 +157,7 @@ class Metrics:
         )
         self.explaining = Gauge(
             PREFIX + "explaining_seconds",
-            "Time spent on finding these reasons.",
+            "Processor time spent on finding these reasons.",
             ["model_name"],
             registry=self.registry,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ def test_a_broken_template_is_named_and_the_log_is_still_read(
         ("{{ 9 ** (9 ** 9) }}", "long"),
         ("{{ 'x' * 10 ** 11 }}", "MemoryError"),
         ("{% set n = namespace(x='x') %}"
-         "{% for a in range(99) %}{% set n.x = n.x * 2 %}{% endfor %}", "MemoryError"),
+         "{% for a in range(99) %}{% set n.x = n.x * 2 %}{% endfor %}", "[Mm]emory"),
         ("{% include '/etc/passwd' %}", "no loader"),
         ("{{ raise_exception('Not so.') }}", "Not so."),
         ("{{ nothing.at.all }}", "undefined"),
@@ -175,7 +176,7 @@ def test_a_chat_template_that_does_not_end_well_is_named_and_the_log_is_still_re
     assert json.loads(result.stdout)["logs"]["requests"] == 10
     assert json.loads(result.stdout)["templates"] == []
     assert str(template) in result.stderr
-    assert why in result.stderr
+    assert re.search(why, result.stderr)
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
