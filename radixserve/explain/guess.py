@@ -334,6 +334,8 @@ def _of_paragraphs(earlier: str, later: str, at: int) -> Guess | None:
     elsewhere in the other. Numbers do not count: documents are often numbered in their order."""
     for separator in SEPARATORS:
         ours, theirs = separator.split(earlier), separator.split(later)
+        if len(ours) == len(theirs) == 1:
+            continue  # there is nowhere else
         one = _known(ours[_before(separator, earlier, at)])
         other = _known(theirs[_before(separator, later, at)])
         if one == other:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from typing import Literal
 
 from radixserve.common import common_length
 
-SPACE = re.compile(r"\s+")
 OBJECTS = 16
 """Objects inside of a text that are tried, innermost first, and"""
 OBJECT = 65_536
@@ -61,17 +59,22 @@ def _number(text: str) -> int | float:
 def same_form(earlier: str, later: str, at: int) -> Literal["whitespace", "unicode_form"] | None:
     """Whether texts go on alike behind ``at``, but for white space, or for characters that look the
     same or are not shown. O(window), or of both if nothing but white space differs."""
-    if SPACE.sub("", earlier) == SPACE.sub("", later):
+    if _bare(earlier) == _bare(later):
         return "whitespace"
     ours, theirs = earlier[at : at + WINDOW], later[at : at + WINDOW]
     if ours[:1].isspace() or theirs[:1].isspace():
-        one, other = SPACE.sub("", ours), SPACE.sub("", theirs)
+        one, other = _bare(ours), _bare(theirs)
         if common_length(one, other) >= ALIKE:
             return "whitespace"
     start = max(0, at - BEFORE)
     head = len(_plain(earlier[start:at]))
     one, other = (_plain(text[start : at + WINDOW]) for text in (earlier, later))
     return "unicode_form" if one == other or common_length(one, other) >= head + ALIKE else None
+
+
+def _bare(text: str) -> str:
+    """Without white space."""
+    return "".join(text.split())
 
 
 def _plain(text: str) -> str:
