@@ -83,6 +83,7 @@ class Envelope:
     def _filled(
         self, kind: str, choices: list[Any], tally: Tally, *, usage: bool
     ) -> Completion[Any]:
+        absent = None if self.include_usage else UNSET
         return Completion(
             id=self.id,
             object=kind,
@@ -90,11 +91,7 @@ class Envelope:
             model=self._model,
             system_fingerprint=FINGERPRINT,
             choices=choices,
-            usage=tally.usage(reuse=self._reuse)
-            if usage
-            else None
-            if self.include_usage
-            else UNSET,
+            usage=tally.usage(reuse=self._reuse) if usage else absent,
         )
 
 

@@ -137,32 +137,24 @@ class Explainer:
 
     def _answer(self, ours: dict[str, Any], theirs: dict[str, Any], earlier: Record) -> int | None:
         """Put the answer behind ``ours``, and return its place, if ``theirs`` has it as text."""
-        for name in ("messages", "input"):
-            messages, later = ours.get(name), theirs.get(name)
-            if not isinstance(messages, list) or not isinstance(later, list):
-                continue
-            place = len(messages)
-            sent = later[place] if len(later) > place else None
-            if not isinstance(sent, dict) or sent.get("role") in ASKING:
+        for _, messages, sent in _behind(ours, theirs):
+            if sent.get("role") in ASKING:
                 continue
             if isinstance(sent.get("content"), str):
                 text = self._frontend.tokenizer.decode(unpack(earlier.answer))
                 messages.append({"role": "assistant", "content": text})
-                return place
+                return len(messages) - 1
         return None
 
     def _unanswered(
         self, ours: dict[str, Any], theirs: dict[str, Any], earlier: Record, found: Divergence
     ) -> Divergence:
         """``found``, or that the answer is left out, if somebody else speaks in its place."""
-        for name in ("messages", "input"):
-            messages, later = ours.get(name), theirs.get(name)
-            if isinstance(messages, list) and isinstance(later, list):
-                place = len(messages)
-                sent = later[place] if len(later) > place == found.message else None
-                if isinstance(sent, dict) and sent.get("role") in ASKING:
-                    text = self._frontend.tokenizer.decode(unpack(earlier.answer))
-                    return unanswered(name, place, text, theirs)
+        for name, messages, sent in _behind(ours, theirs):
+            place = len(messages)
+            if place == found.message and sent.get("role") in ASKING:
+                text = self._frontend.tokenizer.decode(unpack(earlier.answer))
+                return unanswered(name, place, text, theirs)
         return found
 
     def like(
@@ -184,8 +176,7 @@ class Explainer:
             place = self.place(record, each.record, each.common)
             if place is None:
                 continue
-            bodies = decoded(each.record.body), decoded(record.body)
-            if place.guess not in UNLIKE or alike(*bodies):
+            if place.guess not in UNLIKE or alike(decoded(each.record.body), decoded(record.body)):
                 return each, True
         return (first if first.common else None), False
 
@@ -296,3 +287,16 @@ class Explainer:
             page_size=self._frontend.card.page_size,
             **facts,
         )
+
+
+def _behind(
+    ours: dict[str, Any], theirs: dict[str, Any]
+) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """The lists of messages in ``ours``, each with its name and the message that ``theirs`` has
+    behind it."""
+    for name in ("messages", "input"):
+        messages, later = ours.get(name), theirs.get(name)
+        if isinstance(messages, list) and isinstance(later, list) and len(later) > len(messages):
+            sent = later[len(messages)]
+            if isinstance(sent, dict):
+                yield name, messages, sent

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
+from radixserve.cache.errors import CacheError
 from radixserve.cache.node import Node, Root
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.terms import Keeping, Mark
@@ -60,3 +65,11 @@ class Busy:
     @property
     def cold(self) -> Node:
         return order(self.cache).leaves()[0]
+
+
+def check_finds(plant: Callable[[Busy], None], message: str) -> None:
+    """The ledger says this of a fault that ``plant`` has put into a busy cache."""
+    busy = Busy()
+    plant(busy)
+    with pytest.raises(CacheError, match=message):
+        busy.cache.check()

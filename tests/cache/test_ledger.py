@@ -12,7 +12,7 @@ from radixserve.cache.lease import Lease
 from radixserve.cache.pages import PageCopy
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.tokens import pack
-from tests.cache.busy import Busy
+from tests.cache.busy import Busy, check_finds
 
 
 def _page_in_two_nodes(busy: Busy) -> None:
@@ -147,10 +147,7 @@ FAULTS: list[tuple[Callable[[Busy], None], str]] = [
 
 @pytest.mark.parametrize(("plant", "message"), FAULTS, ids=[f[0].__name__[1:] for f in FAULTS])
 def test_a_planted_fault_is_found(plant: Callable[[Busy], None], message: str) -> None:
-    busy = Busy()
-    plant(busy)
-    with pytest.raises(CacheError, match=message):
-        busy.cache.check()
+    check_finds(plant, message)
 
 
 def test_a_busy_cache_without_a_fault_passes() -> None:

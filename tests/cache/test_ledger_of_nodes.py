@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from radixserve.cache.errors import CacheError
 from radixserve.cache.node import walk
 from radixserve.cache.quota import Accounts, Quota
 from radixserve.cache.terms import term
 from radixserve.tenant import OPEN
 from radixserve.tokens import pack
-from tests.cache.busy import Busy
+from tests.cache.busy import Busy, check_finds
 from tests.cache.serving import order
 
 
@@ -266,7 +265,4 @@ FAULTS: list[tuple[Callable[[Busy], None], str]] = [
 
 @pytest.mark.parametrize(("plant", "message"), FAULTS, ids=[f[0].__name__[1:] for f in FAULTS])
 def test_a_planted_fault_is_found(plant: Callable[[Busy], None], message: str) -> None:
-    busy = Busy()
-    plant(busy)
-    with pytest.raises(CacheError, match=message):
-        busy.cache.check()
+    check_finds(plant, message)
