@@ -211,9 +211,14 @@ def _fit(text: str, at: int, seam: Seam) -> int:
     """How many characters around ``at`` stand in the rendered text too, if its place is at the
     seam or little behind."""
     best = 0
-    for place in range(max(0, seam.at - 1), min(len(seam.text), seam.at + SLACK) + 1):
-        left = common_length(text[:at][::-1], seam.text[max(0, place - NEAR) : place][::-1])
-        right = common_length(text[at:], seam.text[place : place + NEAR])
+    head, tail, rendered = text[:at][::-1], text[at:], seam.text
+    for place in range(max(0, seam.at - 1), min(len(rendered), seam.at + SLACK) + 1):
+        left = right = 0
+        # At most places not even one character is the same.
+        if head[:1] == rendered[place - 1 : place]:
+            left = common_length(head, rendered[max(0, place - NEAR) : place][::-1])
+        if tail[:1] == rendered[place : place + 1]:
+            right = common_length(tail, rendered[place : place + NEAR])
         best = max(best, left + right)
     return best
 

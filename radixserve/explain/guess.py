@@ -302,24 +302,35 @@ def _around(text: str, at: int) -> tuple[str, int]:
 
 def _differ(pattern: re.Pattern[str], ours: tuple[str, int], theirs: tuple[str, int]) -> bool:
     """Whether the pattern matches different things at the place."""
-    one, other = _covering(pattern, *ours), _covering(pattern, *theirs)
-    return bool(one) and bool(other) and one != other
+    one = _covering(pattern, *ours)
+    other = _covering(pattern, *theirs) if one else ""
+    return bool(other) and one != other
 
 
 def _goes_on(pattern: re.Pattern[str], ours: tuple[str, int], theirs: tuple[str, int]) -> bool:
     """Whether both texts go on alike behind what the pattern matches at the place."""
     rests = []
     for text, at in (ours, theirs):
-        found = [each for each in pattern.finditer(text) if each.start() <= at <= each.end()]
-        rests.append(text[found[-1].end() :])
+        match = _match(pattern, text, at)
+        rests.append("" if match is None else text[match.end() :])
     return common_length(*rests) >= min(ALIKE, *map(len, rests))
 
 
 def _covering(pattern: re.Pattern[str], text: str, at: int) -> str:
     """What the pattern matches so that it holds the character at ``at``, or ends there."""
-    found = [each for each in pattern.finditer(text) if each.start() <= at <= each.end()]
-    # Of two that meet here, the one that begins here.
-    return found[-1].group() if found else ""
+    match = _match(pattern, text, at)
+    return "" if match is None else match.group()
+
+
+def _match(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str] | None:
+    """The match that holds the character at ``at``, or ends there; of two that meet here, the one
+    that begins here."""
+    last = None
+    for match in pattern.finditer(text):
+        if match.start() > at:
+            break
+        last = match
+    return last if last is not None and last.end() >= at else None
 
 
 def _random(word: str) -> bool:

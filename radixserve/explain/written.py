@@ -78,5 +78,7 @@ def _bare(text: str) -> str:
 
 
 def _plain(text: str) -> str:
+    if text.isascii():
+        return text
     shown = "".join(each for each in text if unicodedata.category(each) != UNSEEN)
     return unicodedata.normalize("NFKC", shown)

@@ -15,20 +15,16 @@ from radixserve.cache.ghosts import Eviction
 from radixserve.cache.namespace import named
 from radixserve.engine.frontend import Frontend, TextRequest
 from radixserve.engine.messages import Looked
-from radixserve.explain.alike import alike
-from radixserve.explain.bodies import Bodies, decoded
-from radixserve.explain.divergence import Divergence, Seam, diverge, unanswered
+from radixserve.explain.beside import Beside
+from radixserve.explain.bodies import Bodies
+from radixserve.explain.divergence import Divergence
 from radixserve.explain.pace import PrefillPace
 from radixserve.explain.reason import FEW, Explanation, Found, Part, Reason, explain
 from radixserve.explain.trail import Alike, Record, Trail, common_tokens
-from radixserve.tokens import TOKEN_BYTES, count, unpack
+from radixserve.tokens import count
 
 log = logging.getLogger(__name__)
 
-BEFORE, BEHIND = 64, 48
-"""Tokens around a place, whose text says which part of the body it is in."""
-ASKING = frozenset({"user", "system", "developer"})
-"""Roles of messages that answer nothing."""
 UNLIKE = frozenset({"text", "fields", "tools_changed"})
 """What two requests that have nothing to do with each other look like."""
 
@@ -111,51 +107,16 @@ class Explainer:
         finally:
             self.seconds += thread_time() - began
 
-    def place(self, later: Record, earlier: Record, common: int) -> Divergence | None:
+    def place(self, later: Beside, earlier: Record, common: int) -> Divergence | None:
         """Where ``later`` parts from ``earlier``, with which it has ``common`` tokens in common;
-        None where that cannot be known, as where one has no body. O(bytes of both)."""
-        if later.body and earlier.body:
-            with harmless():
-                return self._place(later, earlier, common)
+        None where that cannot be known. O(bytes of both)."""
+        with harmless():
+            return later.place(earlier, common)
         return None
 
-    def _place(self, later: Record, earlier: Record, common: int) -> Divergence | None:
-        ours, theirs = decoded(earlier.body), decoded(later.body)
-        answer = None
-        if common >= earlier.length and earlier.answer:
-            answer = self._answer(ours, theirs, earlier)
-        prompt = later.prompt
-        decode = self._frontend.tokenizer.decode
-        start = max(0, common - BEFORE) * TOKEN_BYTES
-        at, end = common * TOKEN_BYTES, (common + BEHIND) * TOKEN_BYTES
-        before = decode(unpack(prompt[start:at]), skip_special_tokens=False)
-        behind = decode(unpack(prompt[at:end]), skip_special_tokens=False)
-        found = diverge(ours, theirs, Seam(before + behind, len(before)), answer=answer)
-        if found is not None and found.guess == "template" and earlier.answer:
-            return self._unanswered(ours, theirs, earlier, found)
-        return found
-
-    def _answer(self, ours: dict[str, Any], theirs: dict[str, Any], earlier: Record) -> int | None:
-        """Put the answer behind ``ours``, and return its place, if ``theirs`` has it as text."""
-        for _, messages, sent in _behind(ours, theirs):
-            if sent.get("role") in ASKING:
-                continue
-            if isinstance(sent.get("content"), str):
-                text = self._frontend.tokenizer.decode(unpack(earlier.answer))
-                messages.append({"role": "assistant", "content": text})
-                return len(messages) - 1
-        return None
-
-    def _unanswered(
-        self, ours: dict[str, Any], theirs: dict[str, Any], earlier: Record, found: Divergence
-    ) -> Divergence:
-        """``found``, or that the answer is left out, if somebody else speaks in its place."""
-        for name, messages, sent in _behind(ours, theirs):
-            place = len(messages)
-            if place == found.message and sent.get("role") in ASKING:
-                text = self._frontend.tokenizer.decode(unpack(earlier.answer))
-                return unanswered(name, place, text, theirs)
-        return found
+    def beside(self, record: Record) -> Beside:
+        """``record``, to be compared with earlier ones."""
+        return Beside(record, self._frontend.tokenizer.decode)
 
     def like(
         self, record: Record, nearest: Sequence[Alike], cached: int
@@ -170,13 +131,14 @@ class Explainer:
             return first, True
         # Of two that are both few the longer may be chance; what was reused is not.
         needed = min(cached, first.common)
+        later = self.beside(record)
         for each in nearest:
-            if each.common < needed:
+            if each.common < needed or not later.related(each.record):
                 continue
-            place = self.place(record, each.record, each.common)
+            place = self.place(later, each.record, each.common)
             if place is None:
                 continue
-            if place.guess not in UNLIKE or alike(decoded(each.record.body), decoded(record.body)):
+            if place.guess not in UNLIKE or later.alike(each.record):
                 return each, True
         return (first if first.common else None), False
 
@@ -187,7 +149,7 @@ class Explainer:
             return Comparison(False)
         common = min(common_tokens(other, record.prompt), record.length)
         parts = common < min(other.length, record.length)
-        place = self.place(record, other, common) if parts else None
+        place = self.place(self.beside(record), other, common) if parts else None
         return Comparison(True, common, other.length, place)
 
     def told(self, record: Record) -> Told | None:
@@ -266,7 +228,7 @@ class Explainer:
             earlier = self.trail.find(record.tenant, explanation.alike)
         place = None
         if earlier is not None and any(part.reason == "diverged" for part in explanation.parts):
-            place = self.place(record, earlier, explanation.common_tokens)
+            place = self.place(self.beside(record), earlier, explanation.common_tokens)
         cached = explanation.cached_tokens
         return Told(
             id=record.id,
@@ -287,16 +249,3 @@ class Explainer:
             page_size=self._frontend.card.page_size,
             **facts,
         )
-
-
-def _behind(
-    ours: dict[str, Any], theirs: dict[str, Any]
-) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """The lists of messages in ``ours``, each with its name and the message that ``theirs`` has
-    behind it."""
-    for name in ("messages", "input"):
-        messages, later = ours.get(name), theirs.get(name)
-        if isinstance(messages, list) and isinstance(later, list) and len(later) > len(messages):
-            sent = later[len(messages)]
-            if isinstance(sent, dict):
-                yield name, messages, sent

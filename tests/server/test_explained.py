@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from radixserve.explain.divergence import Divergence, diverge
 from radixserve.server.app import create_app
 from tests.server.asking import CHAT
 from tests.server.conversing import saying, turn, user
@@ -18,7 +19,7 @@ from tests.server.fake import FakeFrontend
 from tests.server.stack import Stack, cached
 
 
-@pytest.mark.parametrize("broken", ["explained.diverge", "step.explain"])
+@pytest.mark.parametrize("broken", ["explain.beside.diverge", "server.step.explain"])
 def test_what_cannot_be_explained_is_answered_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ):
@@ -27,15 +28,39 @@ def test_what_cannot_be_explained_is_answered_all_the_same(
 
     async def scenario(server: Stack) -> None:
         first = await chat(server, talk())
-        monkeypatch.setattr(f"radixserve.server.{broken}", fail)
+        monkeypatch.setattr(f"radixserve.{broken}", fail)
         second = await chat(server, talk(SYSTEM, "Where is one?"), explain=True)
         assert (first.status_code, second.status_code) == (200, 200)
         told = await server.client.get(f"/v1/cache/requests/{second.json()['id']}")
-        if broken == "explained.diverge":
+        if broken == "explain.beside.diverge":
             assert (told.json()["reason"], told.json()["diverged"]) == ("diverged", None)
         else:
             assert told.status_code == 404
         assert "cannot explain a prompt" in caplog.text
+
+    run(tmp_path, scenario)
+
+
+def test_prompts_that_have_nothing_to_do_with_each_other_are_not_compared_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    compared = 0
+
+    def count(*arguments: Any, **named: Any) -> Divergence | None:
+        nonlocal compared
+        compared += 1
+        return diverge(*arguments, **named)
+
+    async def scenario(server: Stack) -> None:
+        monkeypatch.setattr("radixserve.explain.beside.diverge", count)
+        for topic in ("fjords", "glaciers", "lighthouses", "herring", "trams"):
+            text = f"{topic} of the north {topic} of the south {topic} everywhere else. " * 3
+            told = await explained(server, await chat(server, talk(text.title(), f"{topic}?")))
+            assert (told["reason"], compared) == ("cold", 0)
+        clock = f"Noon. {text.title()}"
+        told = await explained(server, await chat(server, talk(clock, "trams?")))
+        assert (told["reason"], told["diverged"]["guess"]) == ("diverged", "text_inserted")
+        assert compared == 2  # once to find the one that it is like, once to show where they part
 
     run(tmp_path, scenario)
 
