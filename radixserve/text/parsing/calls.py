@@ -7,6 +7,7 @@ from collections.abc import Callable
 from radixserve.text.parsing.events import Body, Event
 from radixserve.text.parsing.json_value import skip_white
 from radixserve.text.parsing.markers import Markers
+from radixserve.text.parsing.steps import Steps
 
 BEHIND_A_CALL = frozenset(" \t\r\n;,]}")
 """What separates calls, and the brackets that some models write once too often."""
@@ -15,7 +16,7 @@ Begin = Callable[[bool], Body]
 """Makes what reads a call; whether a marker said that there is one."""
 
 
-class ToolCalls:
+class ToolCalls(Steps):
     """Tells calls from text. What turns out to be no call is text, markers and all.
 
     Args:
@@ -27,8 +28,6 @@ class ToolCalls:
         lists: Whether JSON behind a call can be another one without a marker.
     """
 
-    reasoning = False
-
     def __init__(
         self,
         opens: Markers,
@@ -39,15 +38,13 @@ class ToolCalls:
         bare: bool = False,
         lists: bool = False,
     ):
+        super().__init__(self._beginning if bare else self._content)
         self._opens = frozenset(opens.texts)
         self._markers = Markers([*opens.texts, *closes, *noise])
         self._closes = closes
         self._longest = max(map(len, closes), default=0)
         self._begin = begin
         self._lists = lists
-        self._text = ""
-        self._start = 0
-        self._step: Callable[[list[Event]], bool] = self._beginning if bare else self._content
         self._body: Body | None = None
         self._raw: list[str] = []
         """What was read of something that is not known to be a call yet."""
@@ -58,18 +55,9 @@ class ToolCalls:
         self._white: list[str] = []
         """White space that belongs to the text if more of it comes."""
 
-    def push(self, text: str) -> list[Event]:
-        out: list[Event] = []
-        self._text = self._text[self._start :] + text
-        self._start = 0
-        while self._step(out):
-            pass
-        return out
-
     def finish(self, *, complete: bool) -> list[Event]:
         out: list[Event] = []
-        rest, self._text = self._text[self._start :], ""
-        self._start = 0
+        rest = self._take_rest()
         if self._body is None:
             if self._step != self._tail:
                 self._say(rest, out)

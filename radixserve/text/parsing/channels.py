@@ -6,11 +6,11 @@ Source: OpenAI's harmony response format, https://github.com/openai/harmony.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from radixserve.text.parsing.events import Event, Kind
 from radixserve.text.parsing.markers import Markers
 from radixserve.text.parsing.names import is_name
+from radixserve.text.parsing.steps import Steps
 
 LONGEST_HEADER = 512
 """Characters; what is longer is no header but text."""
@@ -23,7 +23,7 @@ RECIPIENT = re.compile(r"\bto=(?:functions\.)?(?P<name>[^\s<]+)")
 CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(?P<name>\w+)")
 
 
-class Channels:
+class Channels(Steps):
     """Analysis is reasoning; what is addressed to a tool is a call; all the rest is the answer.
 
     Args:
@@ -32,14 +32,11 @@ class Channels:
     """
 
     def __init__(self, *, calls: bool, separate: bool):
-        self.reasoning = False
+        super().__init__(self._body)
         self._calls = calls
         self._separates = separate
         self._begin = Markers([START, CHANNEL, *ENDS])
         self._message = Markers([MESSAGE])
-        self._text = ""
-        self._start = 0
-        self._step: Callable[[list[Event]], bool] = self._body
         self._kind: Kind = "content"
         self._header = ""
         self._empty = False
@@ -47,14 +44,6 @@ class Channels:
         self._begun: set[Kind] = set()
         self._separate = False
         """Whether the next text follows another message of its kind."""
-
-    def push(self, text: str) -> list[Event]:
-        out: list[Event] = []
-        self._text = self._text[self._start :] + text
-        self._start = 0
-        while self._step(out):
-            pass
-        return out
 
     def finish(self, *, complete: bool) -> list[Event]:
         out: list[Event] = []

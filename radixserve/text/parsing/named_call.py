@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from radixserve.text.parsing.events import Event
 from radixserve.text.parsing.json_value import JsonValue
 from radixserve.text.parsing.markers import Markers
 from radixserve.text.parsing.names import LONGEST_NAME, is_name
+from radixserve.text.parsing.steps import BodySteps
 
 OBJECT_OR_MARK = re.compile(r"[{<]")
 
@@ -53,23 +53,13 @@ class NameReader:
         return found[1]
 
 
-class NamedCall:
+class NamedCall(BodySteps):
     """One call; its arguments are passed on as they are written."""
 
     def __init__(self, name: NameReader):
-        self.done = False
-        self.failed = False
+        super().__init__(self._read_name)
         self._name = name
         self._json: JsonValue | None = None
-        self._step: Callable[[str, int, list[Event]], int] = self._read_name
-
-    def feed(self, text: str, start: int, out: list[Event]) -> int:
-        while start < len(text) and not (self.done or self.failed):
-            before, step = start, self._step
-            start = step(text, start, out)
-            if start == before and self._step == step:
-                break
-        return start
 
     def finish(self, out: list[Event]) -> None:
         if self._name.name is not None and self._json is None:

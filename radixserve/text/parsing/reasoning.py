@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from radixserve.text.parsing.events import Event
 from radixserve.text.parsing.markers import Markers
+from radixserve.text.parsing.steps import Steps
 
 
-class Reasoning:
+class Reasoning(Steps):
     """Splits reasoning off an answer, without the line breaks between the two.
 
     Only the beginning of an answer can be reasoning, so that one may quote the markers.
@@ -21,30 +22,19 @@ class Reasoning:
     """
 
     def __init__(self, open: str, close: str, interrupts: Sequence[str], *, opened: bool):
+        super().__init__(self._beginning)
         self.reasoning = opened
         self._open = open
         self._close = close
         self._ends = Markers([close, *interrupts])
-        self._text = ""
-        self._start = 0
-        self._step: Callable[[list[Event]], bool] = self._beginning
         self._white: list[str] = []
         """Line breaks that belong to the text if more of it comes; white space at the beginning."""
         self._trims = True
         """Whether line breaks that come now stand at an edge."""
 
-    def push(self, text: str) -> list[Event]:
-        out: list[Event] = []
-        self._text = self._text[self._start :] + text
-        self._start = 0
-        while self._step(out):
-            pass
-        return out
-
     def finish(self, *, complete: bool) -> list[Event]:
         out: list[Event] = []
-        rest, self._text = self._text[self._start :], ""
-        self._start = 0
+        rest = self._take_rest()
         if self.reasoning:
             self._reason(rest, out)
         elif lead := "".join(self._white) + rest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from radixserve.text.parsing.events import Event
 from radixserve.text.parsing.markers import Markers
 from radixserve.text.parsing.named_call import NameReader
 from radixserve.text.parsing.names import LONGEST_NAME
+from radixserve.text.parsing.steps import BodySteps
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """Of each tool by its name: the schema of its arguments."""
@@ -31,7 +32,7 @@ class Tags:
     value_close: Markers
 
 
-class TaggedCall:
+class TaggedCall(BodySteps):
     """One call, whose arguments become JSON as they come.
 
     A value is of the type that the tool's schema says; a text is passed on in pieces, anything else
@@ -39,25 +40,15 @@ class TaggedCall:
     """
 
     def __init__(self, tags: Tags, name: NameReader, schemas: Schemas):
-        self.done = False
-        self.failed = False
+        super().__init__(self._read_name)
         self._tags = tags
         self._name = name
         self._schemas = schemas
         self._properties: Mapping[str, Any] = {}
-        self._step: Callable[[str, int, list[Event]], int] = self._read_name
         self._opened = False
         self._key = ""
         self._in_text = False
         self._value: list[str] = []
-
-    def feed(self, text: str, start: int, out: list[Event]) -> int:
-        while start < len(text) and not (self.done or self.failed):
-            before, step = start, self._step
-            start = step(text, start, out)
-            if start == before and self._step == step:
-                break
-        return start
 
     def finish(self, out: list[Event]) -> None:
         if self._name.name is None or self.done:
