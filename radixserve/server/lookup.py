@@ -36,6 +36,12 @@ async def cache_request(call: Call, id: str) -> Told:
             "request_not_found",
         )
     told = await call.service.text_work(call.service.explainer.told, record)
+    if told is None and record.state == "done":
+        raise absent(
+            "id",
+            f"The request {id[:64]!r} could not be explained: the server's log says why",
+            "request_not_explained",
+        )
     if told is None:
         raise absent(
             "id", f"The request {id[:64]!r} has not begun, or never did", "request_not_begun"

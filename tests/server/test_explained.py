@@ -36,6 +36,7 @@ def test_what_cannot_be_explained_is_answered_all_the_same(
             assert (told.json()["reason"], told.json()["diverged"]) == ("diverged", None)
         else:
             assert told.status_code == 404
+            assert told.json()["error"]["code"] == "request_not_explained"
         assert "cannot explain a prompt" in caplog.text
 
     run(tmp_path, scenario)
