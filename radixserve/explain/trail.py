@@ -27,7 +27,7 @@ TOTAL = 64 * 2**20
 """Bytes of all tenants, and"""
 LEAST = 2**18
 """bytes of one, however many there are."""
-RECORD = 1200
+RECORD = 1350
 """Bytes that a request costs beside its tokens and its body."""
 TOKEN = 4
 """Bytes; tokens are int32 big-endian."""
@@ -58,6 +58,8 @@ class Record:
     tokens: bytes = b""
     """The prompt; empty once ``extended_by`` has it too."""
     extended_by: Record | None = None
+    called: str = ""
+    """Another name by which it is found, of its client's choice; empty if it has none."""
     answer: bytes = b""
     """Tokens of its first answer, once that has ended."""
     state: State = "running"
@@ -93,6 +95,8 @@ class Shelf:
 
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     """By id, the oldest first."""
+    called: dict[str, Record] = field(default_factory=dict)
+    """By their other names: the last one of each."""
     orders: dict[bytes, SortedKeyList[Record, bytes]] = field(default_factory=dict)
     """By namespace, those that no later one extends, sorted by their tokens."""
     lately: dict[bytes, deque[Record]] = field(default_factory=dict)
@@ -165,9 +169,11 @@ class Trail:
         if record.id in shelf.records:
             self._drop(shelf, shelf.records[record.id])
         record.body = shelf.bodies.keep(body)
-        record.size = len(record.tokens) + RECORD
+        record.size = len(record.tokens) + len(record.called) + RECORD
         shelf.held += record.size
         shelf.records[record.id] = record
+        if record.called:
+            shelf.called[record.called] = record
         order = shelf.orders.get(record.namespace)
         if order is None:
             order = shelf.orders[record.namespace] = SortedKeyList(key=attrgetter("tokens"))
@@ -198,9 +204,9 @@ class Trail:
             self._drop(shelf, record)
 
     def find(self, tenant: str, id: str) -> Record | None:
-        """The tenant's request of this id. O(1)."""
+        """The tenant's request of this id, or the last one that was called so. O(1)."""
         shelf = self._shelves.get(tenant)
-        return None if shelf is None else shelf.records.get(id)
+        return None if shelf is None else shelf.records.get(id) or shelf.called.get(id)
 
     def wipe(
         self, why: Wiped, now: float, *, tenant: str | None = None, namespace: bytes | None = None
@@ -231,6 +237,8 @@ class Trail:
 
     def _drop(self, shelf: Shelf, record: Record) -> None:
         del shelf.records[record.id]
+        if shelf.called.get(record.called) is record:
+            del shelf.called[record.called]
         shelf.bodies.drop(record.body)
         shelf.held -= record.size
         record.body, record.size = {}, 0

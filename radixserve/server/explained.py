@@ -185,10 +185,11 @@ class Explainer:
         seconds = self.pace.seconds(tokens)
         return None if seconds is None else round(1000 * seconds, 3)
 
-    def record(self, request: TextRequest) -> Record:
+    def record(self, request: TextRequest, *, called: str = "") -> Record:
         """``request`` as it is kept, still without its body."""
         return Record(
             id=request.id,
+            called=called,
             tenant=request.tenant,
             namespace=request.namespace,
             mode=request.cache,

@@ -24,8 +24,9 @@ from radixserve.server.wire import ChatRequest, CompletionRequest
 async def cache_request(call: Call, id: str) -> Told:
     """Where the tokens of a request's prompt came from, and why not all were in the cache.
 
-    Requests of one's own are known by the id of their answer for as long as there is room; with
-    several prompts each has its number behind it, as in ``cmpl-...-1``.
+    Requests of one's own are known for as long as there is room: by the id of their answer, or by
+    that which ``x-request-id`` and the access log have. With several prompts each has its number
+    behind it, as in ``cmpl-...-1``.
     """
     trail = call.service.explainer.trail
     record = trail.find(call.tenant, id) or trail.find(call.tenant, f"{id}-0")

@@ -266,7 +266,13 @@ class Service:
 
     async def _answer(self, prompt: int, request: TextRequest, visit: Visit) -> Deltas:
         timer, tally = self.metrics.request(request.tenant), visit.tally
-        step = Step(self.explainer, request, visit.body, visit.compare)
+        step = Step(
+            self.explainer,
+            request,
+            visit.body,
+            visit.compare,
+            called=f"{visit.request_id}-{prompt}" if visit.request_id else "",
+        )
         tally.steps[prompt] = step
         began, generated = time(), 0
         unfinished = request.n

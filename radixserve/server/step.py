@@ -25,10 +25,17 @@ class Step:
         request: A tenant's own.
         body: Where it came from; empty if nobody knows.
         compare: Id of a request that it is to be compared with.
+        called: What the access log calls it, with the prompt's number behind it; empty if nothing.
     """
 
     def __init__(
-        self, explainer: Explainer, request: TextRequest, body: bytes, compare: str | None = None
+        self,
+        explainer: Explainer,
+        request: TextRequest,
+        body: bytes,
+        compare: str | None = None,
+        *,
+        called: str = "",
     ):
         self._explainer = explainer
         self._request = request
@@ -41,7 +48,7 @@ class Step:
         self._looked = False
         self.comparison: Comparison | None = None
         with explainer.measured():
-            self.record = explainer.record(request)
+            self.record = explainer.record(request, called=called)
             trail, namespace = explainer.trail, (request.tenant, request.namespace)
             self._nearest = trail.nearest(*namespace, request.prompt)
             self._wiped = trail.wiped(*namespace, request.prompt)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 from radixserve.explain.bodies import ENTRY, Bodies, decoded
 from radixserve.explain.trail import LEAST, Record, Trail, common_tokens
 from radixserve.tokens import count, pack
 
 
-def record(id: str, tokens: list[int], *, tenant: str = "", namespace: bytes = b"") -> Record:
+def record(id: str, tokens: list[int], *, tenant: str = "", called: str = "", **of: Any) -> Record:
     return Record(
         id=id,
         tenant=tenant,
-        namespace=namespace,
+        namespace=of.get("namespace", b""),
         mode="on",
         epoch=0,
         began=0.0,
         length=len(tokens),
         body={},
         tokens=pack(tokens),
+        called=called,
     )
 
 
@@ -109,6 +111,31 @@ def test_the_oldest_go_first_and_nothing_is_left_of_them():
     assert trail.find("", "0") is None
     assert trail.alike("", b"", pack([0])) is None
     assert trail.alike("", b"", pack([499])) is not None
+
+
+def test_one_is_found_by_its_other_name_for_as_long_as_it_is_kept():
+    trail = Trail(total=LEAST)
+    first, second = (record(each, [1, 2], called="mine") for each in ("a", "b"))
+    other = record("c", [1, 2], tenant="other", called="mine")
+    for each in (first, second, other):
+        trail.add(each, b"{}")
+    assert trail.find("", "mine") is second
+    assert trail.find("other", "mine") is other
+    assert trail.find("nobody", "mine") is None
+    trail.remove(first)
+    assert trail.find("", "mine") is second
+    trail.remove(second)
+    assert trail.find("", "mine") is None
+    trail.remove(other)
+    assert trail.size == 0
+
+
+def test_an_id_goes_before_a_name_that_a_client_chose():
+    trail = Trail()
+    first, second = record("a", [1]), record("b", [2], called="a")
+    trail.add(first, b"{}")
+    trail.add(second, b"{}")
+    assert trail.find("", "a") is first
 
 
 def test_one_that_is_larger_than_all_the_room_is_not_kept():

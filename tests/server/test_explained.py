@@ -42,6 +42,23 @@ def test_what_cannot_be_explained_is_answered_all_the_same(
     run(tmp_path, scenario)
 
 
+def test_one_is_found_by_what_the_access_log_calls_it(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        answer = await chat(server, talk())
+        told = await explained(server, answer)
+        for id in (answer.headers["x-request-id"], f"{answer.headers['x-request-id']}-0"):
+            found = await server.client.get(f"/v1/cache/requests/{id}")
+            assert found.json() == told
+        prompts = {"prompt": ["Where is it?", "How deep is it?"], "max_tokens": 1}
+        headers = {"x-request-id": "depth 1"}
+        both = await server.client.post("/v1/completions", json=prompts, headers=headers)
+        for number in range(2):
+            found = await server.client.get(f"/v1/cache/requests/depth%201-{number}")
+            assert found.json()["id"] == f"{both.json()['id']}-{number}"
+
+    run(tmp_path, scenario)
+
+
 def test_prompts_that_have_nothing_to_do_with_each_other_are_not_compared_in_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

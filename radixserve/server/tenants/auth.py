@@ -64,7 +64,10 @@ class Authentication:
             self._service.audit.note(scope, None, perf_counter() - started)
             return
         meter = self._service.tenants.meter(tenant)
-        visit = scope["state"]["visit"] = Visit(tenant, meter, scope["state"]["tally"])
+        state = scope["state"]
+        visit = state["visit"] = Visit(
+            tenant, meter, state["tally"], request_id=state["request_id"]
+        )
         visit.tally.explain = explain
 
         async def marked(message: Message) -> None:
