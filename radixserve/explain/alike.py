@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,9 +12,6 @@ from radixserve.explain.walk import MESSAGES, SECTIONS, TOOLS, Body, text_of
 
 LEAST = 64
 """Characters that are no accident."""
-SAMPLES, SAMPLE, SMALLEST = 32, 24, 8
-"""Pieces of the shorter text that are looked for in the longer one, characters of each (three or
-four words, which rarely stand in both by chance), and where that would be most of the text."""
 
 
 def alike(earlier: Body, later: Body) -> bool:
@@ -29,23 +25,6 @@ def alike(earlier: Body, later: Body) -> bool:
     shared += common_length(one[::-1], other[::-1])
     least = min(sum(map(len, ours)), sum(map(len, theirs)))
     return shared >= LEAST and 2 * shared > least
-
-
-def said(body: Body) -> str:
-    """What a body says, for ``related``: however it is spaced, and whatever characters it uses for
-    what looks the same. O(size)."""
-    return "".join(unicodedata.normalize("NFKC", "".join(_texts(body))).split())
-
-
-def related(one: str, other: str) -> bool:
-    """Whether of what two bodies have ``said`` anything stands in both, which is far less work to
-    find out than where they part. A few small things that are all they share may go unseen.
-    O(length · SAMPLES) at most."""
-    shorter, longer = sorted((one, other), key=len)
-    size = min(SAMPLE, max(SMALLEST, len(shorter) // 4))
-    last = max(0, len(shorter) - size)
-    places = (*range(0, last, max(1, last // SAMPLES)), last)
-    return any(shorter[place : place + size] in longer for place in places)
 
 
 def _texts(body: Body) -> Iterator[str]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from radixserve.explain.alike import alike, related, said
+from radixserve.explain.alike import alike
 from radixserve.explain.bodies import decoded
 from radixserve.explain.divergence import Divergence, Seam, diverge, unanswered
+from radixserve.explain.fingerprints import fingerprints
 from radixserve.explain.trail import Record
 from radixserve.tokens import TOKEN_BYTES, count, unpack
 
@@ -19,6 +20,8 @@ PIECE, LEAST_PIECE = 8, 4
 it begins and ends, the template may have made other tokens of it."""
 ASKING = frozenset({"user", "system", "developer"})
 """Roles of messages that answer nothing."""
+UNLIKE = frozenset({"text", "fields", "tools_changed"})
+"""What two requests that have nothing to do with each other look like."""
 
 
 class Decode(Protocol):
@@ -41,26 +44,25 @@ class Beside:
         return decoded(self._later.body)
 
     @cached_property
-    def _said(self) -> str:
-        return said(self._body)
+    def _fingerprints(self) -> frozenset[int]:
+        return frozenset(fingerprints(self._body))
 
-    def related(self, earlier: Record) -> bool:
-        """Whether they have anything to do with each other, if only that it has what answered the
-        other. O(bytes of both), and far cheaper than the rest."""
-        piece = _middle(earlier.answer)
-        answered = len(piece) >= LEAST_PIECE * TOKEN_BYTES and piece in self._later.prompt
-        return answered or related(said(decoded(earlier.body)), self._said)
-
-    def alike(self, earlier: Record) -> bool:
-        """Whether both are the same but for something. O(bytes of both)."""
-        return alike(decoded(earlier.body), self._body)
+    def like(self, earlier: Record, common: int) -> bool:
+        """Whether it is ``earlier`` but for something, although they have only ``common`` tokens in
+        common. O(bytes of both), and cheap if they have nothing to do with each other."""
+        if not self._related(earlier):
+            return False
+        place = self.place(earlier, common)
+        if place is None:
+            return False
+        return place.guess not in UNLIKE or alike(decoded(earlier.body), self._body)
 
     def place(self, earlier: Record, common: int) -> Divergence | None:
         """Where it parts from ``earlier``, with which it has ``common`` tokens in common; None
         where that cannot be known, as where one has no body. O(bytes of both)."""
-        if not self._later.body or not earlier.body:
-            return None
         ours, theirs = decoded(earlier.body), self._body
+        if not ours or not theirs:
+            return None
         answer = None
         if common >= earlier.length and earlier.answer:
             answer = self._answer(ours, earlier)
@@ -68,6 +70,13 @@ class Beside:
         if found is not None and found.guess == "template" and earlier.answer:
             return self._unanswered(ours, earlier, found)
         return found
+
+    def _related(self, earlier: Record) -> bool:
+        """Whether anything stands in both, if only what answered ``earlier``."""
+        piece = _middle(earlier.answer)
+        if len(piece) >= LEAST_PIECE * TOKEN_BYTES and piece in self._later.prompt:
+            return True
+        return not self._fingerprints.isdisjoint(fingerprints(decoded(earlier.body)))
 
     def _seam(self, common: int) -> Seam:
         """Its text around the place, mostly the same for all that have little in common."""

@@ -79,10 +79,14 @@ def _parts(value: bytes) -> bytes | list[bytes]:
 
 
 def decoded(kept: Kept) -> dict[str, Any]:
-    """The body again. O(bytes)."""
-    return {
-        name: msgspec.json.decode(value)
-        if isinstance(value, bytes)
-        else [msgspec.json.decode(part) for part in value]
-        for name, value in kept.items()
-    }
+    """The body again; nothing of one that cannot be read: a field that no endpoint has may hold
+    whatever begins and ends as JSON does, such as a number beyond all bounds. O(bytes)."""
+    try:
+        return {
+            name: msgspec.json.decode(value)
+            if isinstance(value, bytes)
+            else [msgspec.json.decode(part) for part in value]
+            for name, value in kept.items()
+        }
+    except (msgspec.DecodeError, RecursionError):
+        return {}

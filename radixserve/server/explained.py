@@ -25,10 +25,6 @@ from radixserve.tokens import count
 
 log = logging.getLogger(__name__)
 
-UNLIKE = frozenset({"text", "fields", "tools_changed"})
-"""What two requests that have nothing to do with each other look like."""
-
-
 NARROWING = {"salt": "cache_salt", "extra": "extra_key"}
 """Fields of a namespace that a client chooses, as it calls them."""
 
@@ -133,13 +129,9 @@ class Explainer:
         needed = min(cached, first.common)
         later = self.beside(record)
         for each in nearest:
-            if each.common < needed or not later.related(each.record):
-                continue
-            place = self.place(later, each.record, each.common)
-            if place is None:
-                continue
-            if place.guess not in UNLIKE or later.alike(each.record):
-                return each, True
+            with harmless():
+                if each.common >= needed and later.like(each.record, each.common):
+                    return each, True
         return (first if first.common else None), False
 
     def compared(self, record: Record, id: str) -> Comparison:

@@ -164,7 +164,10 @@ def canonical_header(forms: Sequence[str]) -> dict[str, str]:
 
 
 def _neutral(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
-    return len(raw) <= LONGEST_NEUTRAL and msgspec.json.decode(raw) in neutral
+    try:
+        return len(raw) <= LONGEST_NEUTRAL and msgspec.json.decode(raw) in neutral
+    except msgspec.DecodeError:  # such as a number beyond all bounds
+        return False
 
 
 def _header_safe(name: str) -> str:

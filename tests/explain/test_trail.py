@@ -6,6 +6,8 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from radixserve.explain.bodies import ENTRY, Bodies, decoded
 from radixserve.explain.trail import LEAST, Record, Trail, common_tokens
 from radixserve.tokens import count, pack
@@ -207,6 +209,12 @@ def test_what_is_no_body_is_not_kept():
     for broken in (b"", b"[1]", b'{"messages": [1,', b"\xff", b"3"):
         assert bodies.keep(broken) == {}
     assert bodies.size == 0
+
+
+@pytest.mark.parametrize("value", [b"[1e999]", b"1e999", b'["\xff"]', b"9" * 5000])
+def test_of_a_body_that_cannot_be_read_there_is_nothing(value: bytes):
+    kept = Bodies().keep(b'{"prompt": "x", "messages": ' + value + b"}")
+    assert decoded(kept) == {}
 
 
 def test_lengths_are_in_tokens():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from starlette.testclient import TestClient
 
 from radixserve.explain.divergence import Divergence, diverge
 from radixserve.server.app import create_app
-from tests.server.asking import CHAT
+from tests.server.asking import CHAT, COMPLETIONS
 from tests.server.conversing import saying, turn, user
 from tests.server.explaining import QUESTION, SYSTEM, chat, explained, run, talk
 from tests.server.fake import FakeFrontend
@@ -79,6 +81,38 @@ def test_prompts_that_have_nothing_to_do_with_each_other_are_not_compared_in_ful
         told = await explained(server, await chat(server, talk(clock, "trams?")))
         assert (told["reason"], told["diverged"]["guess"]) == ("diverged", "text_inserted")
         assert compared == 2  # once to find the one that it is like, once to show where they part
+
+    run(tmp_path, scenario)
+
+
+def test_what_was_called_makes_two_prompts_alike(tmp_path: Path):
+    arguments = json.dumps({"path": "tide.py", "text": "def tide(hour): return hour % 12 < 6"})
+    call = {"id": "c0", "type": "function", "function": {"name": "w", "arguments": arguments}}
+    called = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c0", "content": "ok"},
+    ]
+
+    async def scenario(server: Stack) -> None:
+        for session in (uuid.UUID(int=10**37), uuid.UUID(int=3**77)):
+            messages = [*talk(f"Session {session}", "Go."), *called]
+            told = await explained(server, await chat(server, messages))
+        assert (told["reason"], told["diverged"]["guess"]) == ("diverged", "uuid")
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("value", ["[1e999]", "1e999", "9" * 5000])
+def test_a_body_that_cannot_be_read_hides_no_other(tmp_path: Path, value: str):
+    async def scenario(server: Stack) -> None:
+        answer = await server.send(
+            COMPLETIONS, f'{{"prompt": "Good day.", "max_tokens": 1, "messages": {value}}}'
+        )
+        assert answer.status_code == 200, answer.text
+        told = await explained(server, await server.ask(prompt="Anything else?", max_tokens=1))
+        assert told["reason"] == "cold"
+        looked = await server.ask("/v1/cache/lookup", prompt="Whatever may come.")
+        assert (looked.status_code, looked.json()["reason"]) == (200, "cold")
 
     run(tmp_path, scenario)
 

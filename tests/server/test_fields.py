@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from radixserve.server import fields, limits
 from radixserve.server.wire import ChatRequest, CompletionRequest
-from tests.server.asking import USER, chat, complete, events, refused
+from tests.server.asking import USER, chat, complete, events, refused, send
 
 HEADER = "x-radixserve-ignored"
 HARMLESS = (
@@ -63,6 +63,11 @@ def test_values_that_ask_for_something_are_no_neutral_ones(
     client: TestClient, name: str, value: object
 ):
     assert refused(chat(client, **{name: value})) == (name, "unsupported_parameter")
+
+
+def test_a_value_that_cannot_be_read_is_no_neutral_one(client: TestClient):
+    answer = send(client, '{"messages": [{"role": "user", "content": "Hi"}], "documents": 1e999}')
+    assert refused(answer) == ("documents", "unsupported_parameter")
 
 
 def test_what_changes_nothing_is_listed(client: TestClient):
