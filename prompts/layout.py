@@ -7,7 +7,7 @@ order of the prompt, each with how often it changes.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -103,7 +103,7 @@ class Layout:
         """``messages``, and ``tools`` where there are some, of a request with these parts.
 
         Raises:
-            LayoutError: a part is missing, or there is none of this name.
+            LayoutError: a part is missing, cannot be written, or there is none of this name.
         """
         names = [part.name for part in self.parts]
         if unknown := sorted(given.keys() - set(names)):
@@ -116,6 +116,7 @@ class Layout:
                 raise LayoutError(f"{self.name} needs {part.name}.")
             if value is None:
                 continue
+            _check(part, value)
             if part.form == "tools":
                 body |= {"tools": sorted(value, key=_tool_name)} if value else {}
             elif part.form == "messages":
@@ -150,6 +151,18 @@ def layout(name: str) -> Layout:
     return Layout.parse(name, file.read_text(encoding="utf-8"))
 
 
+def _check(part: Part, value: Any) -> None:
+    if isinstance(value, str) and part.form == "text":
+        return
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
+        text = "a text or " if part.form == "text" else ""
+        raise LayoutError(f"{part.name} must be {text}a list, not {type(value).__name__}.")
+    kinds: dict[Form, tuple[type, ...]] = {"text": (str, Mapping), "examples": (object,)}
+    for place, each in enumerate(value):
+        if not isinstance(each, kinds.get(part.form, (Mapping,))):
+            raise LayoutError(f"{part.name}[{place}] cannot be {type(each).__name__}.")
+
+
 def _write(
     messages: list[Message], part: Part, value: str | Sequence[str | Mapping[str, str]]
 ) -> None:
@@ -171,7 +184,7 @@ def _one(part: Part, value: str | Mapping[str, str]) -> str:
     return part.each.format_map({"text": value} if isinstance(value, str) else value)
 
 
-def _turns(part: Part, examples: Iterable[tuple[str, str]]) -> list[Message]:
+def _turns(part: Part, examples: Sequence[tuple[str, str]]) -> list[Message]:
     turns: list[Message] = []
     for place, pair in enumerate(examples):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

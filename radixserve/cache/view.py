@@ -92,6 +92,7 @@ def view(cache: PrefixCache, limit: int, tenant: str | None = None) -> TreeView:
         _shown(cache, node, None if above is None else above.pages[0], seen[node])
         for node, above in chosen.items()
     ]
+    nodes = _used_with_what_is_below(nodes)
     if tenant is None:
         total = cache.tree.nodes - len(cache.tree.all_roots())
         return TreeView(nodes=nodes, total=total)
@@ -108,6 +109,15 @@ def view(cache: PrefixCache, limit: int, tenant: str | None = None) -> TreeView:
         ],
         total=None,
     )
+
+
+def _used_with_what_is_below(nodes: list[NodeView]) -> list[NodeView]:
+    """Whoever uses a node uses those above it; the tree notes it of these when the node goes."""
+    idle = {node.id: node.idle for node in nodes}
+    for node in reversed(nodes):
+        if node.above is not None:
+            idle[node.above] = min(idle[node.above], idle[node.id])
+    return [replace(node, idle=idle[node.id]) for node in nodes]
 
 
 def _disguised(page: int) -> int:

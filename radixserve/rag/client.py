@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -181,6 +181,7 @@ class Rag:
     def _plan(
         self, question: str, documents: Sequence[Document], history: Sequence[Message]
     ) -> _Plan:
+        _check_history(history)
         best_first = ranked(question, documents, needed=not history)
         if history:
             return self._later(question, best_first, history)
@@ -231,6 +232,20 @@ class Rag:
             cached_tokens=said.cached_tokens,
             completion_tokens=said.completion_tokens,
         )
+
+
+def _check_history(history: Sequence[Message]) -> None:
+    told = "pass the history of an earlier answer, or messages with role and content."
+    if isinstance(history, (str, Mapping)) or not isinstance(history, Sequence):
+        raise InvalidRequestError(
+            f"history must be a list, not {type(history).__name__}: {told}", param="history"
+        )
+    for place, message in enumerate(history):
+        said = isinstance(message, Mapping) and message.keys() & {"content", "tool_calls"}
+        if not said or "role" not in message:
+            raise InvalidRequestError(
+                f"history[{place}] is no message: {told}", param=f"history[{place}]"
+            )
 
 
 def _key(document: Document) -> int:

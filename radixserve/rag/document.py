@@ -37,9 +37,19 @@ def ranked(question: str, documents: Sequence[Document], *, needed: bool = True)
     Raises:
         InvalidRequestError: nothing can be asked with these; ``param`` names what is at fault.
     """
-    if not isinstance(question, str) or not question.strip():
+    if not isinstance(question, str):
+        raise InvalidRequestError(
+            f"question must be a text, not {type(question).__name__}: say what to ask.",
+            param="question",
+        )
+    if not question.strip():
         raise InvalidRequestError("question is empty: say what to ask.", param="question")
     _check_text(question, "question")
+    if isinstance(documents, str) or not isinstance(documents, Sequence):
+        raise InvalidRequestError(
+            f"documents must be a list of radixserve.rag.Document, not {type(documents).__name__}.",
+            param="documents",
+        )
     if needed and not documents:
         raise InvalidRequestError(
             "documents is empty: pass at least one. Where the retriever found nothing, say so to "

@@ -305,7 +305,8 @@ class Service:
         finally:
             timer.end(unfinished, reason)
             step.end(refused=reason == "refused", failed=reason == "error")
-            if generated:
+            # An answer may have ended without a token of its own, and its prompt is cached no less.
+            if generated or not unfinished:
                 self.recorder.note(request, began, generated)
 
 

@@ -39,6 +39,8 @@ class Paths:
 
     def __init__(self) -> None:
         self._roots: dict[str, Node] = {}
+        self.blocks = 0
+        """Each counted once."""
 
     def add(self, tenant: str, ids: Sequence[int]) -> Node:
         """The node that ends where the prompt of blocks ``ids`` ends. O(blocks)."""
@@ -49,6 +51,7 @@ class Paths:
             if child is None:
                 child = Node(packed[at:], node, at // ID_BYTES)
                 node.children[packed[at : at + ID_BYTES]] = child
+                self.blocks += child.size
                 return child
             common = common_head(child.key, packed, at, len(packed))
             common -= common % ID_BYTES

@@ -24,6 +24,9 @@ BLOCK = 512
 """Tokens of a block in the traces that the form comes from."""
 ASKED = re.compile(rb'"(?:messages|prompt|input)" *:')
 """What a request to a model has, and a trace has not."""
+MOST_REQUESTS = 2**20
+MOST_BLOCKS = 2**25
+"""Distinct ones that are kept."""
 LARGEST = 2**53
 """Of every count: beyond it not all numbers are themselves as floats."""
 
@@ -69,6 +72,8 @@ class Trace:
     """Lines that are none."""
     fault: str = ""
     """What is wrong with the first of them, and where it is."""
+    cut: int = 0
+    """The line from which on none is kept, since there are too many; 0 if there are not."""
 
     def add(self, line: Line, block: int) -> None:
         """One more request, of which every ``block`` blocks count as one; only whole ones do if
@@ -84,15 +89,21 @@ class Trace:
 
     @property
     def distinct(self) -> int:
-        """Tokens of all blocks, each counted once. O(nodes)."""
-        return self.block_size * sum(node.size for node in self.paths.nodes())
+        """Tokens of all blocks, each counted once."""
+        return self.block_size * self.paths.blocks
+
+    @property
+    def full(self) -> bool:
+        """No request more is kept."""
+        return len(self.calls) >= MOST_REQUESTS or self.paths.blocks >= MOST_BLOCKS
 
 
 def read(
     path: Path, *, block_size: int | None = None, progress: Callable[[int], object] = lambda _: None
 ) -> Trace:
     """The requests of a file, which may be compressed; what stands before the place where it breaks
-    off counts. Memory grows with distinct blocks and with requests.
+    off counts. Memory grows with distinct blocks and with requests, up to ``MOST_BLOCKS`` and
+    ``MOST_REQUESTS``.
 
     Args:
         block_size: Tokens of a block to count in, a multiple of the trace's.
@@ -104,6 +115,9 @@ def read(
     trace, number = Trace(), 0
     try:
         for number, raw in lines(path, trace.leave_out, progress):
+            if trace.full:
+                trace.cut = number
+                break
             if raw.strip():
                 _take(trace, raw, number, block_size)
     except OSError as error:

@@ -74,6 +74,10 @@ def simulate(
         console.print(
             f"[yellow]{found.skipped} {lines} left out[/]; the first: {escape(found.fault)}"
         )
+    if found.cut:
+        console.print(
+            f"[yellow]no more can be kept:[/] line {found.cut} and what follows is not counted"
+        )
     sizes = _sizes(tokens, found)
     curves = _curves(found, sizes, grace)
     if as_json:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.view import EXACT, HEAD, NodeView, view
+from radixserve.tenant import OPEN
 from radixserve.tokens import pack, unpack
 from tests.cache.serving import idle, prefill, serve, serve_as
 
@@ -34,6 +35,17 @@ def test_parents_come_before_children_and_children_by_their_last_use() -> None:
     ]
     assert tree.total == 3
     assert idle(cache)
+
+
+def test_what_prompts_have_in_common_is_used_whenever_one_of_them_is() -> None:
+    cache = PrefixCache(64, 4)
+    for tail in (20, 30, 20, 20):
+        cache.end_step(cache.begin_step())
+        serve(cache, [*COMMON, *range(tail, tail + 8)])
+    cache.end_step(cache.begin_step())
+    assert [node.idle for node in view(cache, 10).nodes] == [1, 1, 3]
+    # One tenant is told the order alone, in which the trunk is no later than what is behind it.
+    assert [node.idle for node in view(cache, 10, OPEN).nodes] == [0, 0, 1]
 
 
 def test_what_is_in_use_is_told_and_comes_first() -> None:

@@ -151,3 +151,15 @@ def test_anthropics_requests_are_rendered_as_the_server_does(tmp_path: Path, exa
     }
     report = linted(tmp_path, [body, body], tokens=exact)
     assert report.shared.tokens == report.tokens / 2 - 1
+
+
+def test_a_short_answer_that_others_give_too_hides_no_clock(tmp_path: Path):
+    """Two applications take turns, and users say the same few words to both."""
+    bodies = []
+    for number in range(40):
+        front = RULES[::-1] if number % 2 else f"It is 12:04:{number + 10}.\n{RULES}"
+        bodies.append(chat(front, ("yes", "continue", "thanks")[number % 3]))
+    [spot] = linted(tmp_path, bodies).spots
+    assert (spot.guess, spot.pointer) == ("timestamp", "/messages/0/content")
+    assert spot.requests == 19
+    assert spot.tokens > 19 * len(RULES) / 4 * 0.99

@@ -106,6 +106,23 @@ def test_a_layout_that_cannot_be_is_refused(tmp_path: Path, text: str, why: str)
         Layout.read(file)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "why"),
+    [
+        ("rag", {"documents": 5}, "documents must be a text or a list, not int"),
+        ("rag", {"documents": {"title": "t"}}, "documents must be a text or a list, not dict"),
+        ("rag", {"documents": [5]}, r"documents\[0\] cannot be int"),
+        ("agent", {"tools": "f"}, "tools must be a list, not str"),
+        ("agent", {"tools": [{"name": "f"}, None]}, r"tools\[1\] cannot be NoneType"),
+        ("agent", {"tools": [], "system": "s", "history": "Hi"}, "history must be a list, not str"),
+        ("few_shot", {"instructions": "i", "examples": 1}, "examples must be a list, not int"),
+    ],
+)
+def test_what_cannot_be_written_is_named(name: str, given: dict[str, Any], why: str):
+    with pytest.raises(LayoutError, match=why):
+        layout(name).body(**given)
+
+
 def test_what_is_missing_or_unknown_is_named():
     with pytest.raises(LayoutError, match="rag needs documents"):
         layout("rag").messages(question="?")

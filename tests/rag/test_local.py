@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
@@ -156,3 +157,20 @@ def test_whoever_keeps_the_bare_questions_starts_over_at_the_first_turn(llm: LLM
     parted = rag.ask("So?", [], history=bare)
     assert kept.cached_tokens >= second.prompt_tokens
     assert first.prompt_tokens <= parted.cached_tokens < second.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("history", "param"),
+    [
+        (5, "history"),
+        ("text", "history"),
+        ({"role": "user", "content": "x"}, "history"),
+        (["text"], "history[0]"),
+        ([{"role": "user", "content": "x"}, {"role": "assistant"}], "history[1]"),
+        ([{"content": "x"}], "history[0]"),
+    ],
+)
+def test_a_history_that_is_none_is_refused(llm: LLM, history: Any, param: str):
+    with pytest.raises(InvalidRequestError, match="history of an earlier answer") as caught:
+        Rag(llm).ask("What?", documents("trees"), history=history)
+    assert caught.value.param == param

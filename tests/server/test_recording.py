@@ -81,6 +81,13 @@ def test_several_prompts_of_one_request_are_several(tmp_path: Path):
     assert sorted(call.tokens for call in trace.calls) == [40, 50]
 
 
+def test_a_prompt_whose_answer_is_empty_is_on_record(tmp_path: Path):
+    trace = recorded(
+        tmp_path, {"prompt": tokens(40), "stop_token_ids": [*range(266)]}, {"prompt": tokens(50)}
+    )
+    assert [call.tokens for call in trace.calls] == [40, 50]
+
+
 def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot be written"):
         Recorder(tmp_path / "no" / "trace.jsonl")

@@ -56,6 +56,17 @@ def test_a_broken_line_is_named(trace: Path):
     assert "1 line is left out; the first: line 5: JSON is malformed" in result.output
 
 
+@pytest.mark.parametrize(("most", "line"), [("MOST_REQUESTS", 4), ("MOST_BLOCKS", 3)])
+def test_more_than_may_be_kept_is_not_counted(
+    trace: Path, most: str, line: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(f"radixserve.simulation.trace.{most}", 3)
+    result = run(trace)
+    assert result.exit_code == 0
+    assert f"line {line} and what follows is not counted" in " ".join(result.output.split())
+    assert f"{line - 1} requests, 2,048 distinct tokens" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize(
     ("tokens", "why"),
     [
