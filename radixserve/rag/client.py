@@ -96,7 +96,13 @@ class Rag:
                 count_tokens=count_tokens,
             )
         else:
+            from radixserve.engine.llm import LLM
             from radixserve.rag.local import LocalModel
+
+            if not isinstance(source, LLM):
+                raise ConfigError(
+                    f"Rag asks a server by its address or an LLM, not {type(source).__name__}."
+                )
 
             self._model = LocalModel(source, cache_salt=cache_salt)
 

@@ -123,6 +123,8 @@ def test_settings_that_do_not_exist_or_cannot_work_are_refused(llm: LLM):
         Rag(llm).ask("What?", documents("trees"), temperature=-1)
     with pytest.raises(ConfigError, match="rank, cached"):
         Rag(llm, order="best")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="an LLM, not int"):
+        Rag(5)  # type: ignore[arg-type]
     for wrong in ({"max_shift": 1}, {"order": "cached", "max_shift": -1}):
         with pytest.raises(ConfigError, match="max_shift"):
             Rag(llm, **wrong)
