@@ -196,4 +196,5 @@ def _turns(part: Part, examples: Sequence[tuple[str, str]]) -> list[Message]:
 
 def _tool_name(tool: Mapping[str, Any]) -> str:
     """Of OpenAI's form or of Anthropic's."""
-    return str(tool.get("function", tool).get("name", ""))
+    function = tool.get("function")
+    return str((function if isinstance(function, Mapping) else tool).get("name", ""))

@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from radixserve.explain.alike import alike
-from radixserve.explain.bodies import decoded
+from radixserve.explain.bodies import Kept, decoded
 from radixserve.explain.divergence import Divergence, Seam, diverge, unanswered
 from radixserve.explain.fingerprints import fingerprints
 from radixserve.explain.trail import Record
+from radixserve.explain.walk import TOOLS
 from radixserve.tokens import TOKEN_BYTES, count, unpack
 
 BEFORE, BEHIND = 64, 48
@@ -44,39 +45,48 @@ class Beside:
         return decoded(self._later.body)
 
     @cached_property
+    def _tools(self) -> frozenset[bytes]:
+        return _tools(self._later.body)
+
+    @cached_property
     def _fingerprints(self) -> frozenset[int]:
         return frozenset(fingerprints(self._body))
 
     def like(self, earlier: Record, common: int) -> bool:
         """Whether it is ``earlier`` but for something, although they have only ``common`` tokens in
         common. O(bytes of both), and cheap if they have nothing to do with each other."""
-        if not self._related(earlier):
+        ours = decoded(earlier.body)
+        if not self._related(earlier, ours):
             return False
-        place = self.place(earlier, common)
+        place = self._place(earlier, ours, common)
         if place is None:
             return False
-        return place.guess not in UNLIKE or alike(decoded(earlier.body), self._body)
+        return place.guess not in UNLIKE or alike(ours, self._body)
 
     def place(self, earlier: Record, common: int) -> Divergence | None:
         """Where it parts from ``earlier``, with which it has ``common`` tokens in common; None
         where that cannot be known, as where one has no body. O(bytes of both)."""
-        ours, theirs = decoded(earlier.body), self._body
-        if not ours or not theirs:
+        return self._place(earlier, decoded(earlier.body), common)
+
+    def _place(self, earlier: Record, ours: dict[str, Any], common: int) -> Divergence | None:
+        if not ours or not self._body:
             return None
         answer = None
         if common >= earlier.length and earlier.answer:
-            answer = self._answer(ours, earlier)
-        found = diverge(ours, theirs, self._seam(common), answer=answer)
+            ours, answer = self._answered(ours, earlier)
+        found = diverge(ours, self._body, self._seam(common), answer=answer)
         if found is not None and found.guess == "template" and earlier.answer:
             return self._unanswered(ours, earlier, found)
         return found
 
-    def _related(self, earlier: Record) -> bool:
-        """Whether anything stands in both, if only what answered ``earlier``."""
+    def _related(self, earlier: Record, ours: dict[str, Any]) -> bool:
+        """Whether anything stands in both, if only a tool, or what answered ``earlier``."""
         piece = _middle(earlier.answer)
         if len(piece) >= LEAST_PIECE * TOKEN_BYTES and piece in self._later.prompt:
             return True
-        return not self._fingerprints.isdisjoint(fingerprints(decoded(earlier.body)))
+        if not self._tools.isdisjoint(_tools(earlier.body)):
+            return True
+        return not self._fingerprints.isdisjoint(fingerprints(ours))
 
     def _seam(self, common: int) -> Seam:
         """Its text around the place, mostly the same for all that have little in common."""
@@ -91,16 +101,16 @@ class Beside:
     def _text(self, tokens: bytes) -> str:
         return self._decode(unpack(tokens), skip_special_tokens=False)
 
-    def _answer(self, ours: dict[str, Any], earlier: Record) -> int | None:
-        """Put the answer behind ``ours``, and return its place, if the later one has it as text."""
-        for _, messages, sent in _behind(ours, self._body):
+    def _answered(self, ours: dict[str, Any], earlier: Record) -> tuple[dict[str, Any], int | None]:
+        """``ours`` with the answer behind it, and its place, if the later one has it as text."""
+        for name, messages, sent in _behind(ours, self._body):
             if sent.get("role") in ASKING:
                 continue
             if isinstance(sent.get("content"), str):
                 text = self._decode(unpack(earlier.answer))
-                messages.append({"role": "assistant", "content": text})
-                return len(messages) - 1
-        return None
+                answer = {"role": "assistant", "content": text}
+                return {**ours, name: [*messages, answer]}, len(messages)
+        return ours, None
 
     def _unanswered(self, ours: dict[str, Any], earlier: Record, found: Divergence) -> Divergence:
         """``found``, or that the answer is left out, if somebody else speaks in its place."""
@@ -110,6 +120,13 @@ class Beside:
                 text = self._decode(unpack(earlier.answer))
                 return unanswered(name, place, text, self._body)
         return found
+
+
+def _tools(body: Kept) -> frozenset[bytes]:
+    """As they were sent."""
+    return frozenset(
+        tool for name in TOOLS for tool in body.get(name, ()) if isinstance(tool, bytes)
+    )
 
 
 def _middle(answer: bytes) -> bytes:

@@ -78,6 +78,13 @@ def _parts(value: bytes) -> bytes | list[bytes]:
     return list(map(bytes, _LIST.decode(value))) if value.startswith(b"[") else value
 
 
+def size(kept: Kept) -> int:
+    """Bytes of a body. O(parts)."""
+    return sum(
+        len(value) if isinstance(value, bytes) else sum(map(len, value)) for value in kept.values()
+    )
+
+
 def decoded(kept: Kept) -> dict[str, Any]:
     """The body again; nothing of one that cannot be read: a field that no endpoint has may hold
     whatever begins and ends as JSON does, such as a number beyond all bounds. O(bytes)."""

@@ -18,6 +18,8 @@ LITTLE = 128
 """Bytes of a short text: two of them have something in common if half a run stands in both."""
 HEAD, MOST = 512, 512
 """Hashes of a long text that are kept: all at its beginning, and so many of the rest, roughly."""
+CHARACTERS, VALUES = 2**17, 20_000
+"""What is read of a body: what stands behind them is not seen."""
 LABELS = frozenset({"role", "type"})
 """Fields whose values are the same in all requests."""
 
@@ -30,9 +32,9 @@ _UNSAID = re.compile(r"\W+")
 
 
 def fingerprints(body: Body) -> list[int]:
-    """Hashes of the runs of ``RUN`` bytes in what a body says. Of a long one the smallest are kept,
-    so that what stands in two bodies is kept of both; of what is a hundredth of it, or less, maybe
-    nothing. O(size)."""
+    """Hashes of the runs of ``RUN`` bytes in what a body says. Of a long one those at
+    its beginning are kept and small ones of the rest, so that what stands in two bodies is kept of
+    both; of what is a hundredth of it, or less, maybe nothing. O(size), and bounded."""
     said = _said(body)
     hashes: Hashes = np.ndarray(max(0, len(said) - 3), np.uint32, said, strides=1)
     halves = _joined(_joined(hashes, 4), 4)
@@ -53,7 +55,7 @@ def _joined(hashes: Hashes, shift: int) -> Hashes:
 
 def _said(body: Body) -> bytes:
     """Its letters and digits, however they are spaced, and whatever characters look the same."""
-    said = "".join(_texts(body)).encode(errors="ignore").translate(None, _BARE)
+    said = "".join(_texts(body))[:CHARACTERS].encode(errors="ignore").translate(None, _BARE)
     if said.isascii():
         return said
     # Without marks, which would take hours to be put in order if there were a million in a row.
@@ -63,13 +65,16 @@ def _said(body: Body) -> bytes:
 
 
 def _texts(body: Body) -> Iterator[str]:
-    """All texts in what a prompt is made of, in their order."""
+    """The texts in what a prompt is made of, in their order."""
     left = [body.get(name) for name in reversed(SECTIONS)]
-    while left:
+    values = characters = 0
+    while left and values < VALUES and characters < CHARACTERS:
         value = left.pop()
+        values += 1
         if isinstance(value, str):
+            characters += len(value)
             yield value
         elif isinstance(value, dict):
             left += [each for name, each in reversed(value.items()) if name not in LABELS]
-        elif isinstance(value, list) and not (value and isinstance(value[0], int)):
-            left += reversed(value)  # but no ids of tokens, which are many
+        elif isinstance(value, list):
+            left += reversed(value)

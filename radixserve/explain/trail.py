@@ -59,11 +59,13 @@ class Record:
     """The prompt; empty once ``extended_by`` has it too."""
     extended_by: Record | None = None
     called: str = ""
-    """Another name by which it is found, of its client's choice; empty if it has none."""
+    """Another name by which it is found, which nobody can guess; empty if it has none."""
     answer: bytes = b""
     """Tokens of its first answer, once that has ended."""
     state: State = "running"
     explanation: Explanation | None = None
+    unexplained: bool = False
+    """Something went wrong in explaining it."""
     size: int = 0
 
     @property

@@ -14,9 +14,7 @@ ROOM = 64 * 2**20
 """Bytes of lines that are kept."""
 LATEST = 4
 """Requests that are tried where none has a part in common with the new one."""
-
-
-END = 64
+ENDS = (64, 512, 4096)
 """Characters by which one end of a part is known again, where the other one varies."""
 
 
@@ -112,20 +110,24 @@ def _heads(keys: tuple[int, ...]) -> list[int]:
 
 
 def _marks(parts: Sequence[Part]) -> dict[int, int]:
-    """A part stands for its characters, and each of its ends, if it is long, for half of them: of a
-    text with a clock in front the end is the same."""
+    """A part stands for its characters, and each of its ends, if it is long, for those of that: of
+    a text with a clock in front the end is the same."""
     found: dict[int, int] = {}
     for part in parts:
         found[part.key] = len(part.text)
-        if len(part.text) >= 2 * END:
-            for end in (part.text[:END], part.text[-END:]):
-                found[hash((part.section, part.role, end))] = len(part.text) // 2
+        known = 0
+        for size in ENDS:
+            if len(part.text) < 2 * size:
+                break
+            for end in (part.text[:size], part.text[-size:]):
+                found[hash((part.section, part.role, end))] = size - known
+            known = size
     return found
 
 
 def _common(kept: Kept, keys: tuple[int, ...], marks: dict[int, int]) -> tuple[int, int]:
     """What both are known by, and characters of the parts that they have from the front."""
-    total = sum(kept.marks.get(mark, 0) for mark in marks)
+    total = sum(min(size, kept.marks.get(mark, 0)) for mark, size in marks.items())
     front = 0
     for one, other in zip(kept.keys, keys, strict=False):
         if one != other:

@@ -25,8 +25,8 @@ async def cache_request(call: Call, id: str) -> Told:
     """Where the tokens of a request's prompt came from, and why not all were in the cache.
 
     Requests of one's own are known for as long as there is room: by the id of their answer, or by
-    that which ``x-request-id`` and the access log have. With several prompts each has its number
-    behind it, as in ``cmpl-...-1``.
+    that which ``x-request-id`` and the access log have, unless the client chose it. With several
+    prompts each has its number behind it, as in ``cmpl-...-1``.
     """
     trail = call.service.explainer.trail
     record = trail.find(call.tenant, id) or trail.find(call.tenant, f"{id}-0")
@@ -37,7 +37,7 @@ async def cache_request(call: Call, id: str) -> Told:
             "request_not_found",
         )
     told = await call.service.text_work(call.service.explainer.told, record)
-    if told is None and record.state == "done":
+    if told is None and record.unexplained:
         raise absent(
             "id",
             f"The request {id[:64]!r} could not be explained: the server's log says why",

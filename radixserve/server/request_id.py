@@ -36,9 +36,12 @@ class RequestId:
             await self.app(scope, receive, send)
             return
         sent = Headers(scope=scope).get(HEADER, "").strip()
-        identity = sent if SANE.fullmatch(sent) else f"req-{uuid.uuid4().hex}"
+        chosen = SANE.fullmatch(sent) is not None
+        identity = sent if chosen else f"req-{uuid.uuid4().hex}"
         tally = Tally()
-        scope.setdefault("state", {}).update(tally=tally, request_id=identity)
+        # One that a client has chosen may be guessed: nothing is told of it.
+        told_by = "" if chosen else identity
+        scope.setdefault("state", {}).update(tally=tally, request_id=identity, told_by=told_by)
         status = CLIENT_GONE
         started = perf_counter()
 

@@ -271,7 +271,7 @@ class Service:
             request,
             visit.body,
             visit.compare,
-            called=f"{visit.request_id}-{prompt}" if visit.request_id else "",
+            called=f"{visit.told_by}-{prompt}" if visit.told_by else "",
         )
         tally.steps[prompt] = step
         began, generated = time(), 0

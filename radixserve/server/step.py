@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 
 from radixserve.engine.frontend import TextDelta, TextRequest
+from radixserve.explain.bodies import size
 from radixserve.explain.reason import FEW, Explanation, explain
 from radixserve.explain.trail import Record, State
 from radixserve.server.explained import Comparison, Explainer, harmless
@@ -25,7 +26,7 @@ class Step:
         request: A tenant's own.
         body: Where it came from; empty if nobody knows.
         compare: Id of a request that it is to be compared with.
-        called: What the access log calls it, with the prompt's number behind it; empty if nothing.
+        called: What the server has told its client to call it; empty if nothing.
     """
 
     def __init__(
@@ -40,7 +41,6 @@ class Step:
         self._explainer = explainer
         self._request = request
         self._compare = compare
-        self._large = len(body) > LARGE
         self._began = perf_counter()
         self._waited: float | None = None
         self._tokens: list[int] = []
@@ -84,10 +84,12 @@ class Step:
         self._looked = True
 
         def look() -> None:
-            with self._explainer.measured(), harmless():
-                self._look(delta)
+            with self._explainer.measured():
+                with harmless():
+                    self._look(delta)
+                self.record.unexplained = self.explanation is None
 
-        if self._large and self._reads:
+        if self._reads and self._large():
             await work(look)
         else:
             look()
@@ -112,6 +114,11 @@ class Step:
         """Whether bodies have to be read to explain it."""
         few = bool(self._nearest) and self._nearest[0].common < FEW
         return few or self._compare is not None
+
+    def _large(self) -> bool:
+        """Whether any of them would hold up the event loop."""
+        records = (self.record, *(each.record for each in self._nearest))
+        return any(size(record.body) > LARGE for record in records)
 
     def _look(self, delta: TextDelta) -> None:
         explainer, record = self._explainer, self.record

@@ -26,7 +26,7 @@ ASKED = re.compile(rb'"(?:messages|prompt|input)" *:')
 """What a request to a model has, and a trace has not."""
 MOST_REQUESTS = 2**20
 MOST_BLOCKS = 2**25
-"""Distinct ones that are kept."""
+"""Distinct ones that are kept, and what the last line has beyond them."""
 LARGEST = 2**53
 """Of every count: beyond it not all numbers are themselves as floats."""
 
@@ -115,11 +115,12 @@ def read(
     trace, number = Trace(), 0
     try:
         for number, raw in lines(path, trace.leave_out, progress):
+            if not raw.strip():
+                continue
             if trace.full:
                 trace.cut = number
                 break
-            if raw.strip():
-                _take(trace, raw, number, block_size)
+            _take(trace, raw, number, block_size)
     except OSError as error:
         if not trace.calls:
             raise TraceError(f"{path} cannot be read: {error.strerror or error}.") from error

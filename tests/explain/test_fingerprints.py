@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixserve.explain.fingerprints import HEAD, MOST, RUN, fingerprints
+from radixserve.explain.fingerprints import CHARACTERS, HEAD, MOST, RUN, VALUES, fingerprints
 
 RULES = "You help people who live by the sea. Be brief and kind to whoever asks, day and night."
 OTHERS = "Sing a song of sixpence, a pocket full of rye, and no more of it than anybody asks for."
@@ -53,6 +53,7 @@ def call(arguments: str) -> dict[str, Any]:
         (chat("Hi", "What is a fjord?"), chat("Hi", "In brief: What is a fjord?")),
         (chat(RULES, tools=[TOOL]), chat(RULES * 40)),
         ({"prompt": RULES}, chat(RULES)),
+        ({"prompt": [1, RULES]}, chat(RULES)),
         ({"prompt": RULES}, {"instructions": RULES, "input": "Go."}),
         (chat("", documents=[{"title": RULES}]), chat("", documents=[{"title": RULES}, "more"])),
         ({"messages": [call(json.dumps(ARGUMENTS))]}, {"messages": [{}, call(str(ARGUMENTS))]}),
@@ -90,6 +91,8 @@ def test_what_looks_the_same_is_related(text: str, form: str):
         (chat("Is it a fjord?"), chat("Is it by the sea?")),
         ({"prompt": "a"}, {"prompt": "b"}),
         ({"prompt": list(range(100))}, {"prompt": list(range(100))}),
+        ({"prompt": [[None] * VALUES, RULES]}, {"prompt": RULES}),
+        ({"prompt": "a" * CHARACTERS + RULES}, {"prompt": RULES}),
         ({"messages": [{"role": "assistant"}] * 9}, {"messages": [{"role": "assistant"}] * 9}),
         ({"messages": [3, None], "tools": 5}, {"messages": True, "prompt": "\ud800"}),
         ({}, {}),
@@ -134,7 +137,7 @@ def test_hashes_differ_if_one_byte_does():
 
 def test_marks_without_end_hold_nothing_up():
     marks = "\u0300\u0315\u0323" * 300_000
-    assert related(chat(f"A{marks} {RULES}"), chat(RULES))
+    assert related(chat(f"A {RULES} {marks}"), chat(RULES))
 
 
 def test_values_nested_without_end_are_read():

@@ -13,7 +13,7 @@ import pytest
 
 from radixserve.lint.analysis import Analysis, FullError
 from radixserve.lint.logs import TOLD, Faults, Request, read
-from radixserve.lint.recent import Recent
+from radixserve.lint.recent import ENDS, Recent
 from radixserve.lint.tokens import About
 from radixserve.simulation import lines
 from tests.lint.logs import RULES, chat, linted, tool, write
@@ -290,10 +290,23 @@ def test_what_is_kept_of_a_log_is_bounded(tmp_path: Path):
         recent.add(request, 9)
     assert len(recent._kept) <= 10
     assert len(recent._heads) <= 1 + 10
-    assert len(recent._holders) <= 3 + 10  # both ends of the rules are marks, too
+    assert len(recent._holders) <= 1 + 2 * len(ENDS) + 10  # ends of the rules are marks, too
     nearest = recent.nearest(found[0])
     assert nearest is not None
     assert nearest.place == found[-1].place
+
+
+def test_a_phrase_that_many_begin_with_weighs_no_more_than_it_is(tmp_path: Path):
+    phrase = "Please summarise the following article in three sentences that a child understands: "
+    other = chat(RULES[::-1], phrase + "herring " * 7000)
+    bodies = [chat(RULES, "Why?"), other, chat(RULES, phrase + "fjord " * 8000)]
+    found, _ = requests(write(tmp_path / "log.jsonl", bodies))
+    recent = Recent(room=2**20)
+    for request in found[:2]:
+        recent.add(request, 9)
+    nearest = recent.nearest(found[2])
+    assert nearest is not None
+    assert nearest.place == found[0].place
 
 
 def test_a_log_that_has_too_much_in_it_is_left_at_that(

@@ -123,6 +123,11 @@ def test_what_cannot_be_written_is_named(name: str, given: dict[str, Any], why: 
         layout(name).body(**given)
 
 
+def test_a_tool_without_a_name_is_the_first():
+    tools = [{"function": {"name": "f"}}, {"function": None}]
+    assert layout("agent").body(tools=tools, system="s", newest="n")["tools"] == tools[::-1]
+
+
 def test_what_is_missing_or_unknown_is_named():
     with pytest.raises(LayoutError, match="rag needs documents"):
         layout("rag").messages(question="?")

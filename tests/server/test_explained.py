@@ -52,11 +52,24 @@ def test_one_is_found_by_what_the_access_log_calls_it(tmp_path: Path):
             found = await server.client.get(f"/v1/cache/requests/{id}")
             assert found.json() == told
         prompts = {"prompt": ["Where is it?", "How deep is it?"], "max_tokens": 1}
-        headers = {"x-request-id": "depth 1"}
-        both = await server.client.post("/v1/completions", json=prompts, headers=headers)
+        both = await server.client.post("/v1/completions", json=prompts)
         for number in range(2):
-            found = await server.client.get(f"/v1/cache/requests/depth%201-{number}")
+            id = f"{both.headers['x-request-id']}-{number}"
+            found = await server.client.get(f"/v1/cache/requests/{id}")
             assert found.json()["id"] == f"{both.json()['id']}-{number}"
+
+    run(tmp_path, scenario)
+
+
+def test_nobody_finds_one_by_an_id_that_its_client_chose_and_others_may_guess(tmp_path: Path):
+    async def scenario(server: Stack) -> None:
+        headers = {"x-request-id": "1"}
+        body = {"messages": talk(), "max_tokens": 1, "cache_salt": "mine"}
+        answer = await server.client.post(CHAT, json=body, headers=headers)
+        assert answer.headers["x-request-id"] == "1"
+        for id in ("1", "1-0"):
+            assert (await server.client.get(f"/v1/cache/requests/{id}")).status_code == 404
+        assert (await explained(server, answer))["reason"] == "cold"
 
     run(tmp_path, scenario)
 

@@ -65,9 +65,7 @@ class Authentication:
             return
         meter = self._service.tenants.meter(tenant)
         state = scope["state"]
-        visit = state["visit"] = Visit(
-            tenant, meter, state["tally"], request_id=state["request_id"]
-        )
+        visit = state["visit"] = Visit(tenant, meter, state["tally"], told_by=state["told_by"])
         visit.tally.explain = explain
 
         async def marked(message: Message) -> None:

@@ -37,8 +37,8 @@ class Visit:
     tally: Tally
     model: str | None = None
     """That was asked to generate."""
-    request_id: str = ""
-    """As the access log has it; the client may have chosen it."""
+    told_by: str = ""
+    """The request's id, if nobody can guess it."""
     body: bytes = b""
     """Of the request, JSON."""
     compare: str | None = None
