@@ -123,10 +123,9 @@ class Beside:
 
 
 def _tools(body: Kept) -> frozenset[bytes]:
-    """As they were sent."""
-    return frozenset(
-        tool for name in TOOLS for tool in body.get(name, ()) if isinstance(tool, bytes)
-    )
+    """As they were sent, where they are a list."""
+    fields = (body.get(name) for name in TOOLS)
+    return frozenset(tool for field in fields if isinstance(field, tuple) for tool in field)
 
 
 def _middle(answer: bytes) -> bytes:

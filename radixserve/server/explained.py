@@ -103,15 +103,14 @@ class Explainer:
         finally:
             self.seconds += thread_time() - began
 
-    def place(self, later: Beside, earlier: Record, common: int) -> Divergence | None:
+    def place(self, later: Record, earlier: Record, common: int) -> Divergence | None:
         """Where ``later`` parts from ``earlier``, with which it has ``common`` tokens in common;
         None where that cannot be known. O(bytes of both)."""
         with harmless():
-            return later.place(earlier, common)
+            return self._beside(later).place(earlier, common)
         return None
 
-    def beside(self, record: Record) -> Beside:
-        """``record``, to be compared with earlier ones."""
+    def _beside(self, record: Record) -> Beside:
         return Beside(record, self._frontend.tokenizer.decode)
 
     def like(
@@ -127,7 +126,7 @@ class Explainer:
             return first, True
         # Of two that are both few the longer may be chance; what was reused is not.
         needed = min(cached, first.common)
-        later = self.beside(record)
+        later = self._beside(record)
         for each in nearest:
             with harmless():
                 if each.common >= needed and later.like(each.record, each.common):
@@ -141,7 +140,7 @@ class Explainer:
             return Comparison(False)
         common = min(common_tokens(other, record.prompt), record.length)
         parts = common < min(other.length, record.length)
-        place = self.place(self.beside(record), other, common) if parts else None
+        place = self.place(record, other, common) if parts else None
         return Comparison(True, common, other.length, place)
 
     def told(self, record: Record) -> Told | None:
@@ -221,7 +220,7 @@ class Explainer:
             earlier = self.trail.find(record.tenant, explanation.alike)
         place = None
         if earlier is not None and any(part.reason == "diverged" for part in explanation.parts):
-            place = self.place(self.beside(record), earlier, explanation.common_tokens)
+            place = self.place(record, earlier, explanation.common_tokens)
         cached = explanation.cached_tokens
         return Told(
             id=record.id,

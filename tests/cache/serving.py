@@ -119,6 +119,13 @@ def keep(
     return kept
 
 
+def end(cache: PrefixCache, name: str) -> int | None:
+    """The pages that are let go of with a conversation or a name."""
+    pages = cache.end_session(OPEN, b"", name)
+    cache.check()
+    return pages
+
+
 def tick(cache: PrefixCache) -> None:
     """A step that does nothing: whatever was used before it is older than what comes."""
     cache.end_step(cache.begin_step())

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from radixserve.cache.node import walk
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.terms import DONE, Keeping, Mark, end_of
-from radixserve.tenant import OPEN
 from tests.cache.serving import (
     append,
     cache_of,
+    end,
     evict_one_by_one,
     found,
     held,
@@ -46,12 +46,6 @@ def turn(
     cache.finish(lease, Keeping(marks, session, turn=name), lease.reused)
     cache.check()
     tick(cache)
-
-
-def end(cache: PrefixCache, name: str) -> int | None:
-    pages = cache.end_session(OPEN, b"", name)
-    cache.check()
-    return pages
 
 
 def done(cache: PrefixCache) -> int:

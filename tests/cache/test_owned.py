@@ -14,10 +14,10 @@ import pytest
 
 from radixserve.cache.prefix_cache import PrefixCache
 from radixserve.cache.terms import Keeping, Mark
-from radixserve.tenant import OPEN
 from radixserve.tokens import pack
 from tests.cache.serving import (
     append,
+    end,
     evict_one_by_one,
     found,
     held,
@@ -37,12 +37,6 @@ def named(cache: PrefixCache, name: str, tokens: Iterable[int], seconds: int = 6
     cache.finish(lease, Keeping((Mark(None, seconds),), name, owned=True), lease.reused)
     cache.check()
     tick(cache)
-
-
-def end(cache: PrefixCache, name: str) -> int | None:
-    pages = cache.end_session(OPEN, b"", name)
-    cache.check()
-    return pages
 
 
 @pytest.fixture

@@ -57,6 +57,10 @@ def test_other_tools_are_others(question: str):
     assert not like(asks("Where?", *others), asks(question, *NAMES))
 
 
+def test_tools_that_are_no_list_are_none():
+    assert not like({**asks("Where?"), "tools": "read"}, {**asks("Why not?"), "tools": "read"})
+
+
 def test_an_answer_is_found_where_nothing_that_was_asked_is():
     later = {"messages": [{"role": "user", "content": each} for each in ("0123", "4567", "So?")]}
     earlier = {"messages": [{"role": "user", "content": "0123 and more"}]}
